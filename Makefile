@@ -1,0 +1,71 @@
+# Needs make and Python >= 3.11, nothing else: every target that runs something makes .venv first.
+# Pass options with ARGS: make verify ARGS="vla --quick"; make test ARGS="-k causality".
+# make's own status is 2 when a recipe fails; the recipe's status (README, "Exit codes") is in its last line.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+
+# Where the CPU build of torch is, for machines whose default index has only the CUDA build.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# The two pins chosen by hand; `make constraints` derives every other one from these and pyproject.toml.
+HELD := torch==2.13.0 triton==3.9.0
+EXTRAS := all,test,dev
+
+.PHONY: help verify test check lint types gpu bench report constraints clean
+
+help:
+	@echo "verify  compare every operator with its oracle      test   the test suite"
+	@echo "check   lint, formatting and types                  clean  remove what the targets made"
+	@echo "gpu, bench, report   measurements                   constraints   renew constraints.txt"
+
+verify: .venv/.ready
+	$(BIN)/linattest verify $(ARGS)
+
+test: .venv/.ready
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: lint types
+
+lint: .venv/.ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: .venv/.ready
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Until these exist they fail: an empty measurement must not look like a passed one.
+gpu:
+	@echo "nothing measured: no GPU campaign yet" >&2; exit 3
+
+bench:
+	@echo "nothing measured: no benchmark suite yet" >&2; exit 3
+
+report:
+	@echo "nothing reported: no report yet" >&2; exit 3
+
+# PyPI's CUDA build of torch asks for another Triton than the one pinned here, and the resolver refuses that pair
+# before it downloads either; the second attempt adds the index of CPU builds, which ask for none.
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit(f"linattest needs Python >= 3.11; $(PYTHON) is {v}. Name another: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[$(EXTRAS)]' || { \
+	  echo "Trying again with $(TORCH_INDEX) (set TORCH_INDEX to choose another)." >&2; \
+	  $(BIN)/pip install -q --extra-index-url $(TORCH_INDEX) -c constraints.txt -e '.[$(EXTRAS)]'; }
+	touch $@
+
+# Install without pins in an environment of its own, and write down what came. A CPU build's "+cpu" is dropped so that
+# the pin fits the machines where the same release has no such suffix.
+constraints:
+	rm -rf .cache/constraints
+	$(PYTHON) -m venv .cache/constraints
+	.cache/constraints/bin/pip install -q $(HELD) -e '.[$(EXTRAS)]'
+	.cache/constraints/bin/pip freeze --all --exclude-editable --exclude pip > .cache/constraints/freeze
+	{ echo "# Every package of the CPU environment, made by \`make constraints\`; do not edit."; \
+	  sed 's/+cpu$$//' .cache/constraints/freeze; } > constraints.txt
+	rm -rf .cache/constraints
+
+# Keeps what is slow or evidence: .cache (oracle values), .hypothesis (found examples), linattest-failures.
+clean:
+	rm -rf .venv build dist src/linattest.egg-info .pytest_cache .ruff_cache .benchmarks .cache/constraints
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

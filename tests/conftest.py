@@ -1,0 +1,76 @@
+"""Policy for every test: one thread a worker, profiles for Hypothesis, poisoned allocations, a header."""
+
+import functools
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Workers of xdist share the machine's cores; torch's own threads would only contend with them.
+torch.set_num_threads(1)
+
+# No deadline: an oracle's first call computes what later calls read from the cache.
+settings.register_profile("dev", deadline=None, max_examples=25, print_blob=True)
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
+settings.register_profile("nightly", settings.get_profile("dev"), max_examples=500)
+PROFILE = os.environ.get("LINATTEST_PROFILE", "ci" if os.environ.get("CI") else "dev")
+settings.load_profile(PROFILE)  # `--hypothesis-profile NAME` is read later, and wins
+
+
+def pytest_report_header() -> list[str]:
+    """Print what a failure depends on besides the code."""
+
+    def version(package: str) -> str:
+        try:
+            return f"{package} {importlib.metadata.version(package)}"
+        except importlib.metadata.PackageNotFoundError:
+            return f"no {package}"
+
+    packages = ", ".join(version(p) for p in ("torch", "triton", "mpmath", "python-flint", "numpy", "hypothesis"))
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return [
+        f"linattest: Python {platform.python_version()}, {packages}",
+        f"linattest: {platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
+        f"GPU {gpu}, Hypothesis profile {PROFILE!r} (LINATTEST_PROFILE)",
+    ]
+
+
+def _poison(x: torch.Tensor) -> torch.Tensor:
+    """Fill with NaN, or with the largest integer: a value no right result contains."""
+    with torch.no_grad():
+        if x.dtype.is_floating_point or x.dtype.is_complex:
+            return x.fill_(float("nan"))
+        return x.fill_(True if x.dtype is torch.bool else torch.iinfo(x.dtype).max)
+
+
+def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(allocate)
+    def wrapper(*args: object, **kwargs: object) -> torch.Tensor:
+        return _poison(allocate(*args, **kwargs))
+
+    return wrapper
+
+
+@pytest.fixture(scope="session", autouse=True)
+def poisoned_allocations() -> Iterator[None]:
+    """Make a launcher's unwritten output show: what ``torch.empty`` and its kin return holds NaN.
+
+    Python's entry points are replaced, since launchers allocate through them. The switch in torch,
+    ``torch.utils.deterministic.fill_uninitialized_memory``, acts only under
+    ``torch.use_deterministic_algorithms``, which exchanges the algorithms under test for others.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (torch, "empty"),
+            (torch, "empty_like"),
+            (torch, "empty_strided"),
+            (torch.Tensor, "new_empty"),
+            (torch.Tensor, "new_empty_strided"),
+        ):
+            patch.setattr(owner, name, _poisoned(getattr(owner, name)))
+        assert torch.empty(1).isnan().all() and torch.ones(1).new_empty(1).isnan().all()
+        yield

@@ -1,0 +1,33 @@
+"""Foreign subjects under our calling convention: other people's kernels on our inputs."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+_BACKENDS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+def sdpa(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None, backend: str
+) -> tuple[torch.Tensor, None]:
+    """PyTorch's causal ``scaled_dot_product_attention`` on one backend.
+
+    Args:
+        q, k: ``[B, T, H, K]``; v: ``[B, T, HV, V]``.
+        backend: "math" or "flash" (CPU has these two), "efficient", "cudnn".
+
+    Raises:
+        RuntimeError: PyTorch's own, when the backend cannot run these inputs.
+    """
+    group = v.shape[2] // q.shape[2] if q.shape[2] else 1
+    q, k = (x.repeat_interleave(group, dim=2) if group > 1 else x for x in (q, k))
+    with sdpa_kernel(_BACKENDS[backend]):
+        o = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, scale=scale)
+    return o.transpose(1, 2), None

@@ -1,0 +1,63 @@
+"""softmax: causal softmax attention, the baseline every linear operator is compared with.
+
+    o_t = sum_{s<=t} exp(scale q_t . k_s) v_s / sum_{s<=t} exp(scale q_t . k_s)
+
+Our variants are the definition and a blockwise online form; the ``sdpa-*`` variants are PyTorch's own
+CPU backends of ``scaled_dot_product_attention``, judged as they are. Source: Vaswani et al. 2017.
+
+    symbol   shape            domain
+    q, k     [B, T, H, K]     any
+    v        [B, T, HV, V]    any
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from linattest.verify.numbers import Context
+from linattest.verify.spec import FEATURES, Input, Operator, Option, Staged, Variant, ours
+
+
+def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The definition, from the scores of one query at a time. Balls need no shift by the maximum."""
+    scale = head.options["scale"]
+    rows: list[Any] = []
+    for t, q in enumerate(head.q):
+        weights = [ctx.exp(ctx.dot(q, k) * scale) for k in head.k[: t + 1]]
+        total = sum(weights[1:], weights[0])
+        o = ctx.zeros(head.V)
+        for weight, v in zip(weights, head.v, strict=False):
+            o = o + v * weight
+        rows.append(o * (1 / total))
+    return rows, {}
+
+
+PROBABILITIES = Staged(name="probabilities", function="linattest.impls.softmax:staged_probabilities")
+
+OPERATOR = Operator(
+    name="softmax",
+    title="Softmax attention",
+    inputs=(
+        Input(name="q", shape="B T H K", domain="real"),
+        Input(name="k", shape="B T H K", domain="real"),
+        Input(name="v", shape="B T HV V", domain="real"),
+    ),
+    output="B T HV V",
+    oracle=oracle,
+    options=(Option(name="scale", default=None, derived="K**-0.5"),),
+    grid=({}, {"scale": 1.0}, {"scale": 0.05}),
+    families=("random", "duplicate", "coherent", "zeros", "tiny", "subnormal", "captured"),
+    variants=(
+        *ours("softmax", "recurrent", "chunk", "step", supports=FEATURES - {"state"}),
+        *(
+            Variant(
+                name=f"sdpa-{backend}",
+                function="linattest.verify.adapters:sdpa",
+                options={"backend": backend},
+                supports=frozenset({"grouped", "gradient"}),
+            )
+            for backend in ("math", "flash")
+        ),
+    ),
+    reading=("impls/softmax.py", "verify/adapters.py"),
+)

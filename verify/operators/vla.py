@@ -1,0 +1,98 @@
+"""vla: variational linear attention, a delta rule that writes along a penalised key.
+
+    k^_t = k_t / |k_t|
+    M_t  = lam0 I + sum_{s<=t} u_s u_s^T,    A_t = M_t^{-1}
+    a^_t = A_t k^_t / |A_t k^_t|                       (gain="raw": A_t k^_t itself)
+    S_t  = S_{t-1} + (v_t - S_{t-1} k^_t) a^_t^T
+    z_t  = z_{t-1} + k_t
+    o_t  = S_t q_t / max(z_t . q_t, eps)               (normalizer=False: S_t q_t)
+
+in the paper's layout S [V, K]; code stores S^T, [K, V]. norm(0) = 0. Source: VLA paper, section 2.3
+(equations 1 to 3); the ratio of recurrences as in linear attention; lam0 = 0.1 is the authors' benchmark
+value. The state's M does not contain lam0 I and is read as (M + M^T)/2.
+
+    symbol   shape            domain
+    q, k     [B, T, H, K]     features, ELU(x) + 1
+    v        [B, T, H, V]     any
+    u        [B, T, H, K]     penalty direction, length 1/sqrt(K)
+    lam0     scalar or [H]    > 0
+    S        [N, H, K, V]     state
+    M        [N, H, K, K]     state
+    z        [N, H, K]        state (kept without normaliser too)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from linattest.verify.numbers import Context, unit
+from linattest.verify.properties.penalty import BOUNDED_STATE, DELTA_NET, ENERGY_NORM, SPECTRAL_NORM
+from linattest.verify.spec import FEATURES, Input, Operator, Option, State, ours
+
+
+def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The recurrence, token by token; A by the Sherman-Morrison formula, exact in exact arithmetic."""
+    options, state = head.options, head.state
+    half = 1 / ctx.number(2)
+    s = ctx.zeros(head.V, head.K) if state is None else ctx.transpose(state["S"])
+    m = ctx.zeros(head.K, head.K) if state is None else (state["M"] + ctx.transpose(state["M"])) * half
+    z = state["z"] if state is not None else ctx.zeros(head.K)
+    a = ctx.inverse(m + ctx.identity(head.K) * options["lam0"])
+    rows: list[Any] = []
+    for q, k, v, u in zip(head.q, head.k, head.v, head.u, strict=True):
+        m = m + ctx.outer(u, u)
+        w = a * u
+        a = a - ctx.outer(w, w) * (1 / (1 + ctx.dot(u, w)))
+        key = unit(ctx, k)
+        write = a * key
+        if options["gain"] == "unit":
+            write = unit(ctx, write)
+        s = s + ctx.outer(v - s * key, write)
+        z = z + k
+        o = s * q
+        if options["normalizer"]:
+            o = o * (1 / ctx.maximum(ctx.dot(z, q), options["eps"]))
+        rows.append(o)
+    return rows, {"S": ctx.transpose(s), "M": m, "z": z}
+
+
+OPERATOR = Operator(
+    name="vla",
+    title="Variational linear attention",
+    inputs=(
+        Input(name="q", shape="B T H K", domain="feature"),
+        Input(name="k", shape="B T H K", domain="feature"),
+        Input(name="v", shape="B T H V", domain="real"),
+        Input(name="u", shape="B T H K", domain="direction"),
+    ),
+    output="B T H V",
+    oracle=oracle,
+    states=(
+        State(name="S", shape="N H K V", domain="state"),
+        State(name="M", shape="N H K K", domain="psd"),
+        State(name="z", shape="N H K", domain="feature_sum"),
+    ),
+    state_type="linattest.impls.vla:VLAState",
+    options=(
+        Option(name="lam0", default=0.1, differentiable=True),
+        Option(name="normalizer", default=True),
+        Option(name="eps", default=1e-6),
+        Option(name="gain", default="unit"),
+    ),
+    grid=(
+        {},
+        {"normalizer": False},
+        {"gain": "raw"},
+        {"lam0": 1e-3},
+        {"lam0": 10.0, "normalizer": False},
+        {"gain": "raw", "lam0": 1.0, "normalizer": False},
+        {"eps": 30.0},
+    ),
+    families=(
+        "random", "duplicate", "coherent", "orthogonal", "one_direction", "zeros", "tiny", "huge", "subnormal",
+        "captured",
+    ),
+    variants=ours("vla", "recurrent", "chunk", "scan", "step", supports=FEATURES - {"grouped"}),
+    properties=(BOUNDED_STATE, ENERGY_NORM, SPECTRAL_NORM, DELTA_NET),
+    reading=("impls/vla.py", "impls/ridge_solve.py", "impls/delta_scan.py", "verify/properties/penalty.py"),
+)  # fmt: skip

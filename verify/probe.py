@@ -1,0 +1,112 @@
+"""What a property sees: one variant on one batch, with the exact answer at hand.
+
+A property never types a tolerance. It asks ``judge`` (the error ratio against the exact value),
+``same_bits``, or ``within`` a bound that is itself a formula of unit roundoffs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from linattest.verify.inputs import Batch, Scalar, Structure, build
+from linattest.verify.measure import Wanted, compare
+from linattest.verify.sensitivity import Sensitivity, sensitivity
+from linattest.verify.spec import Operator, Variant
+from linattest.verify.subjects import Outcome, resolve, run
+from linattest.verify.tolerance import accumulation, unit_roundoff
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a property looked at: how far from true (in units that pass up to 30), and the words."""
+
+    ratio: float
+    message: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A variant on a batch. ``wanted`` is the exact answer; ``operators`` are the known records by name."""
+
+    operator: Operator
+    variant: Variant
+    batch: Batch
+    wanted: Mapping[str, Wanted]
+    operators: Mapping[str, Operator]
+
+    @property
+    def roundoff(self) -> float:
+        """Unit roundoff of the accumulation type."""
+        return unit_roundoff(accumulation(self.batch.case.dtype))
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """The variant's forward result on the batch itself."""
+        return self.run(self.batch)
+
+    def run(self, batch: Batch, *, backward: bool = False) -> Outcome:
+        """The variant on another batch."""
+        return run(self.operator, self.variant, batch, backward=backward)
+
+    def accepts(self, keyword: str) -> bool:
+        """Whether the variant's function takes this keyword."""
+        return keyword in inspect.signature(resolve(self.variant.function)).parameters
+
+    def sibling(self, seed: int = 1, family: str = "random") -> Batch:
+        """Other values in the same structure."""
+        case = msgspec.structs.replace(self.batch.case, seed=self.batch.case.seed + seed, family=family)
+        return build(self.operator, case)
+
+    def rebuild(self, structure: Structure, **options: Scalar) -> Batch:
+        """The case in another structure, with some options changed."""
+        case = self.batch.case
+        return build(
+            self.operator, msgspec.structs.replace(case, structure=structure, options={**case.options, **options})
+        )
+
+    def sensitivity(self, batch: Batch) -> Sensitivity:
+        """Unavoidable error of another batch, forward."""
+        return sensitivity(self.operator, batch, backward=False)
+
+    def judge(self, name: str, got: torch.Tensor, what: str, rows: slice = slice(None)) -> Finding:
+        """The error ratio of an output (or of some of its tokens) against the exact value."""
+        wanted = self.wanted[name]
+        if rows != slice(None):
+            wanted = wanted.rows(rows)
+        dtype = self.batch.case.dtype if name == "o" else accumulation(self.batch.case.dtype)
+        verdict = compare(name, got, wanted, dtype, self.roundoff)
+        return Finding(verdict.ratio, f"{what}: {verdict.message()}")
+
+    def within(self, value: float, bound: float, what: str) -> Finding:
+        """A number that may not exceed a bound: the finding's ratio is 30 at the bound."""
+        ratio = 0.0 if value <= 0 else float("inf") if bound <= 0 or not np.isfinite(value) else 30 * value / bound
+        return Finding(ratio, f"{what}: {value:.6g}, at most {bound:.6g}")
+
+    def same_bits(self, got: torch.Tensor, wanted: torch.Tensor, what: str) -> Finding:
+        """Equal bit for bit, NaN equal to NaN."""
+        if got.shape != wanted.shape or got.dtype != wanted.dtype:
+            return Finding(float("inf"), f"{what}: {got.shape} {got.dtype}, expected {wanted.shape} {wanted.dtype}")
+        same = (got == wanted) | (got.isnan() & wanted.isnan())
+        if bool(same.all()):
+            return Finding(0.0, f"{what}: same bits")
+        index = tuple(int(i) for i in (~same).nonzero()[0])
+        return Finding(
+            float("inf"),
+            f"{what}: {int((~same).sum())} of {same.numel()} differ, first at {list(index)}: "
+            f"got {got[index].item()!r}, wanted {wanted[index].item()!r}",
+        )
+
+
+def map_tokens(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """The batch with a function applied to every input tensor."""
+    return batch.with_(tensors={name: change(x) for name, x in batch.tensors.items()})

@@ -1,0 +1,36 @@
+"""The operators the harness knows: one explicit tuple, nothing registers itself."""
+
+from __future__ import annotations
+
+from linattest.verify.operators import delta_net, delta_scan, linear, ridge_solve, softmax, vla
+from linattest.verify.properties.machine import MACHINE
+from linattest.verify.properties.metamorphic import METAMORPHIC
+from linattest.verify.spec import Operator, Property
+
+OPERATORS: tuple[Operator, ...] = (
+    softmax.OPERATOR,
+    linear.OPERATOR,
+    delta_net.OPERATOR,
+    delta_scan.OPERATOR,
+    ridge_solve.OPERATOR,
+    vla.OPERATOR,
+)
+
+BY_NAME: dict[str, Operator] = {operator.name: operator for operator in OPERATORS}
+
+
+def operator(name: str) -> Operator:
+    """The operator of that name.
+
+    Raises:
+        KeyError: no such operator; the message lists the known ones.
+    """
+    try:
+        return BY_NAME[name]
+    except KeyError:
+        raise KeyError(f"no operator {name!r}; known: {', '.join(BY_NAME)}") from None
+
+
+def properties(of: Operator) -> tuple[Property, ...]:
+    """The properties tried on an operator: the general ones and those of its page."""
+    return (*METAMORPHIC, *MACHINE, *of.properties)

@@ -1,0 +1,135 @@
+"""Unavoidable error: how far an output moves when inputs and intermediate results move by one rounding.
+
+The reference variant runs in float64, once as it is and ``PATTERNS`` times with every element of every
+input (of the cotangents too, for gradients) and the result of every operation moved by a relative
+``+-STEP`` with seeded signs (stochastic.py). The moved copies are stacked along the heads, so that one run
+serves all. ``kappa`` is the pointwise maximum of the movement, scaled from ``STEP`` to the roundoff wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from linattest.verify.inputs import Batch, Case, Scalar, generator
+from linattest.verify.spec import Operator
+from linattest.verify.stochastic import RandomRounding
+from linattest.verify.subjects import Caller, Outcome, run
+from linattest.verify.tolerance import PATTERNS, STEP, accumulation, smallest_normal, unit_roundoff
+
+Array = NDArray[np.float64]
+
+_GROUP_BYTES = 1 << 29
+"""Copies run together only while the tape of a token-by-token float64 run stays below about this."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Float64 values of the reference (``"o"``, ``"state.S"``, ``"d q"``, ...) and the movement of each.
+
+    ``shifts[name][p]`` is the change in copy ``p``, already scaled to one rounding of the accumulation
+    type: the directional checks of gradients need them one by one, the elementwise ones their maximum.
+    """
+
+    values: dict[str, Array]
+    shifts: dict[str, Array]
+
+    def movement(self, measure: Callable[[Array], Array], name: str) -> Array:
+        """kappa of a linear function of one output: the largest |measure(change)| over the copies."""
+        return np.max([np.abs(measure(shift)) for shift in self.shifts[name]], axis=0)
+
+    def kappa(self, name: str) -> Array:
+        """Unavoidable error of every element of one output, for accumulation in the case's type."""
+        return np.max(np.abs(self.shifts[name]), axis=0)
+
+
+def sensitivity(operator: Operator, batch: Batch, *, backward: bool) -> Sensitivity:
+    """Measure it: a run of the reference as it is, and runs of ``PATTERNS`` moved copies in all."""
+    base = run_copies(operator, batch, 1, backward, moved=False)[0]
+    copies: list[Outcome] = []
+    while len(copies) < PATTERNS:
+        size = min(PATTERNS - len(copies), group_size(batch, backward))
+        copies += run_copies(operator, batch, size, backward, moved=True, turn=len(copies))
+    values = {name: _array(x) for name, x in base.values.items()}
+    scale = unit_roundoff(accumulation(batch.case.dtype)) / STEP
+    shifts = {name: scale * (np.stack([_array(c[name]) for c in copies]) - x) for name, x in values.items()}
+    return Sensitivity(values, shifts)
+
+
+def group_size(batch: Batch, backward: bool) -> int:
+    """How many copies share a run."""
+    s = batch.case.structure
+    tape = 8 * s.B * max(s.T, 1) * s.H * s.group * s.K * (s.K + s.V) * (4 if backward else 0)
+    return max(1, min(PATTERNS, _GROUP_BYTES // max(tape, 1)))
+
+
+def run_copies(
+    operator: Operator,
+    batch: Batch,
+    copies: int,
+    backward: bool,
+    *,
+    moved: bool,
+    turn: int = 0,
+    caller: Caller | None = None,
+) -> list[Outcome]:
+    """One float64 run of the reference on copies stacked along the heads, cut apart again.
+
+    ``moved`` moves inputs and operations; ``turn`` makes another run's signs differ.
+    """
+    rng = generator(batch.case, f"signs {turn}") if moved else None
+
+    def stack(x: torch.Tensor, axis: int) -> torch.Tensor:
+        return torch.cat([_move(x.double(), rng) for _ in range(copies)], dim=axis)
+
+    tensors = {name: stack(x, 2) for name, x in batch.tensors.items()}
+    state = None if batch.state is None else {name: stack(x, 1) for name, x in batch.state.items()}
+    cotangents = {name: stack(x, 2 if name == "o" else 1) for name, x in batch.cotangents.items()}
+    options: dict[str, Scalar | torch.Tensor | None] = dict(batch.options)
+    heads = batch.case.structure.H
+    for option in operator.options:
+        value = options[option.name]
+        if option.differentiable and isinstance(value, float):
+            one = torch.tensor([value], dtype=torch.float64)
+            options[option.name] = torch.cat([_move(one, rng).expand(heads) for _ in range(copies)])
+    stacked = Batch(_widened(batch.case, copies), tensors, state, options, cotangents, batch.cu_seqlens)
+    accumulate = accumulation(batch.case.dtype)
+    tiny = smallest_normal(accumulate) * STEP / unit_roundoff(accumulate)
+    with RandomRounding(int(rng.integers(2**31)), tiny) if rng is not None else nullcontext():
+        outcome = run(operator, operator.variant(operator.reference), stacked, backward=backward, caller=caller)
+    return _cut(outcome, copies, options)
+
+
+def _cut(outcome: Outcome, copies: int, options: dict[str, Scalar | torch.Tensor | None]) -> list[Outcome]:
+    """The copies of a stacked outcome; gradients of a scalar option are summed over a copy's heads."""
+    pieces: list[dict[str, torch.Tensor]] = [{} for _ in range(copies)]
+    for name, x in outcome.values.items():
+        inner = name.removeprefix("d ")
+        scalar = inner in options
+        axis = 0 if scalar else 1 if inner.startswith("state.") else 2
+        for piece, part in zip(pieces, x.chunk(copies, dim=axis), strict=True):
+            piece[name] = part.sum() if scalar else part
+    return [Outcome(piece) for piece in pieces]
+
+
+def _widened(case: Case, copies: int) -> Case:
+    structure = msgspec.structs.replace(case.structure, H=case.structure.H * copies)
+    return msgspec.structs.replace(case, structure=structure, dtype="float64")
+
+
+def _move(x: torch.Tensor, rng: np.random.Generator | None) -> torch.Tensor:
+    """Every element times 1 + STEP or 1 - STEP; unchanged without a generator."""
+    if rng is None:
+        return x
+    signs = torch.from_numpy(rng.integers(0, 2, tuple(x.shape)) * 2.0 - 1.0)
+    return x * (1 + STEP * signs)
+
+
+def _array(x: torch.Tensor) -> Array:
+    return x.detach().double().numpy()

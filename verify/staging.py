@@ -1,0 +1,65 @@
+"""Named budget terms for operands that an implementation rounds inside, on purpose or by contract.
+
+A variant may declare quantities that it keeps in low precision: softmax probabilities fed to a bfloat16
+matrix product, or the float32 state that a decode step hands from token to token. Each term is measured:
+the float64 computation runs with that quantity moved by seeded roundings, and the largest movement of the
+output is the term. It is added to the budget as it is, never times 30.
+
+A term is a function ``(operator, batch, backward) -> {output name: error}``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from linattest.verify.inputs import Batch, generator
+from linattest.verify.sensitivity import group_size, run_copies
+from linattest.verify.spec import Operator, Variant
+from linattest.verify.subjects import Caller, Tensors, decode, keywords, live_states, name_state, pack_state, resolve
+from linattest.verify.tolerance import PATTERNS, STEP, accumulation, unit_roundoff
+
+Array = NDArray[np.float64]
+
+
+def carried_state(operator: Operator, batch: Batch, backward: bool) -> dict[str, Array]:
+    """The state handed from token to token in the accumulation type, as the calling convention has it.
+
+    Each rounding is of the whole state, so its effect on a running sum grows with T. The reference runs one
+    token at a time, its state moved between tokens.
+    """
+    rng = generator(batch.case, "carried state")
+    scale = unit_roundoff(accumulation(batch.case.dtype)) / STEP
+    worst: dict[str, Array] = {}
+    left = PATTERNS
+    while left:
+        size = min(left, max(1, group_size(batch, backward) - 1))
+        caller = _moving(rng, size + 1)
+        base, *moved = run_copies(operator, batch, size + 1, backward, moved=False, caller=caller)
+        for name, x in base.values.items():
+            shifts = [np.abs((copy[name] - x).double().numpy()) for copy in moved]
+            worst[name] = np.maximum(worst.get(name, np.zeros(tuple(x.shape))), scale * np.max(shifts, axis=0))
+        left -= size
+    return worst
+
+
+def _moving(rng: np.random.Generator, copies: int) -> Caller:
+    """A caller that moves the state of every copy but the first after each token."""
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        signs = torch.from_numpy(rng.integers(0, 2, tuple(x.shape)) * 2.0 - 1.0)
+        signs[:, : x.shape[1] // copies] = 0
+        return x * (1 + STEP * signs)
+
+    def moving(operator: Operator, variant: Variant, batch: Batch) -> tuple[torch.Tensor, Tensors]:
+        function, kwargs = resolve(variant.function), keywords(batch, variant)
+        live = live_states(operator, batch.options)
+
+        def advance(x: Tensors, state: object) -> tuple[torch.Tensor, object]:
+            o, after = function(*x.values(), initial_state=state, output_final_state=True, **kwargs)
+            return o, pack_state(operator, {k: move(y) for k, y in name_state(operator, after).items()}, live)
+
+        return decode(operator, batch, advance)
+
+    return moving

@@ -1,0 +1,76 @@
+"""Random rounding of every operation: Monte Carlo arithmetic on a float64 computation.
+
+Under ``RandomRounding`` every floating result of every PyTorch operation, forward and backward, is moved
+by a relative ``+-STEP`` (and an absolute amount that stands for underflow). How far the outputs move says
+what a computation in that order must lose; moving only the inputs does not: where two products cancel
+exactly, as in the gradient of a ratio at width 1 or in a memory that overwrites itself, no movement of
+the inputs moves the output, yet no floating-point evaluation gets it exactly.
+
+Source: Parker 1997, "Monte Carlo Arithmetic"; Verificarlo applies it to compiled programs.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from linattest.verify.tolerance import STEP
+
+MOVES_DATA = frozenset(
+    {
+        "cat", "stack", "clone", "copy", "_to_copy", "index", "index_select", "gather", "flip", "roll", "repeat",
+        "where", "tril", "triu", "masked_fill", "constant_pad_nd", "zeros", "ones", "full", "empty", "eye", "arange",
+        "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
+        "new_empty_strided", "scalar_tensor", "lift_fresh", "slice_backward", "select_backward", "diagonal_backward",
+        "slice_scatter", "select_scatter", "diag_embed", "unfold_backward", "neg", "abs", "sign", "bernoulli",
+        "index_put", "scatter", "native_dropout", "rand", "randn", "randint", "amax", "amin", "max", "min", "relu",
+        "value_selecting_reduction_backward", "fill", "empty_strided", "_reshape_copy", "view_copy", "expand_copy",
+    }
+)  # fmt: skip
+"""Operations that only move numbers about, or select one of them: exact in every arithmetic."""
+
+
+class RandomRounding(TorchDispatchMode):
+    """Move each floating result by ``x -> x (1 +- STEP) +- tiny``; exact zeros stay.
+
+    Args:
+        seed: of the signs; equal seeds and equal operations give equal bits.
+        tiny: absolute movement of nonzero results.
+    """
+
+    def __init__(self, seed: int, tiny: float) -> None:
+        super().__init__()
+        self.offsets = random.Random(seed)
+        self.tiny = tiny
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name.removeprefix("aten::").rstrip("_") in MOVES_DATA:
+            return result
+        returns = func._schema.returns
+        if isinstance(result, torch.Tensor):
+            return result if returns[0].alias_info is not None else self.move(result)
+        if isinstance(result, tuple):
+            pairs = zip(result, returns, strict=True)
+            return tuple(self.move(x) if isinstance(x, torch.Tensor) and r.alias_info is None else x for x, r in pairs)
+        return result
+
+    def move(self, x: torch.Tensor) -> torch.Tensor:
+        """The moved tensor; anything but float64 as it is."""
+        if x.dtype != torch.float64 or x.numel() == 0:
+            return x
+        pool = signs(1 << max(20, x.numel().bit_length() + 1))
+        start = self.offsets.randrange(len(pool) - x.numel())
+        amount = torch.add(x * STEP, x.sign(), alpha=self.tiny)
+        return torch.addcmul(x, amount, pool[start : start + x.numel()].view(x.shape))
+
+
+@cache
+def signs(count: int) -> torch.Tensor:
+    """A pool of random +1 and -1; an operation takes a stretch of it from a random place."""
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(0, 2, (count,), generator=generator, dtype=torch.int8).double() * 2 - 1

@@ -1,0 +1,163 @@
+"""Running an implementation: one way to call every variant, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from linattest.verify.inputs import Batch
+from linattest.verify.spec import Operator, Variant
+from linattest.verify.tolerance import TORCH_DTYPES, accumulation
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a variant returned: ``"o"``, ``"state.<name>"``, and after a backward ``"d <input>"``."""
+
+    values: Tensors
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.values[name]
+
+
+@cache
+def resolve(path: str) -> Callable[..., Any]:
+    """The object behind "module:name". Raises ``ImportError`` or ``AttributeError`` naming it."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def name_state(operator: Operator, state: Any) -> Tensors:
+    """A returned state as named tensors: a single tensor, or a tuple in the order of the record."""
+    if not operator.states or state is None:
+        return {}
+    leaves = (state,) if isinstance(state, torch.Tensor) else tuple(state)
+    if len(leaves) > len(operator.states):
+        raise TypeError(f"state has {len(leaves)} tensors, expected {[s.name for s in operator.states]}")
+    return {x.name: leaf for x, leaf in zip(operator.states, leaves, strict=False) if leaf is not None}
+
+
+def pack_state(operator: Operator, state: Mapping[str, torch.Tensor] | None, live: list[str]) -> Any:
+    """The named tensors as the implementation's own state object."""
+    if state is None:
+        return None
+    if operator.state_type is None or len(live) == 1:
+        return state[live[0]]
+    return resolve(operator.state_type)(*[state[x.name] if x.name in live else None for x in operator.states])
+
+
+def live_states(operator: Operator, options: Mapping[str, Any]) -> list[str]:
+    """Names of the state tensors that exist under these options (the record says which option rules which)."""
+    return [x.name for x in operator.states if x.when is None or options.get(x.when, True)]
+
+
+def keywords(batch: Batch, variant: Variant) -> dict[str, Any]:
+    """The options to pass: everything resolved but derived ones, then what the variant fixes."""
+    return {name: value for name, value in batch.options.items() if value is not None} | dict(variant.options)
+
+
+Caller = Callable[[Operator, Variant, Batch], tuple[torch.Tensor, Tensors]]
+
+
+def run(
+    operator: Operator, variant: Variant, batch: Batch, *, backward: bool = False, caller: Caller | None = None
+) -> Outcome:
+    """Run a variant forward, and backward from the batch's cotangents if asked.
+
+    ``caller`` replaces ``call``, for measurements that need the forward run done in another way. The inputs
+    are never modified here; a variant that modifies them is caught by a property.
+    """
+    forward = caller or call
+    if not backward:
+        with torch.no_grad():
+            o, state = forward(operator, variant, batch)
+        return Outcome({"o": o} | {f"state.{name}": x for name, x in state.items()})
+    leaves = {name: x.detach().requires_grad_() for name, x in batch.tensors.items()}
+    state = None
+    if batch.state is not None:
+        state = {name: x.detach().requires_grad_() for name, x in batch.state.items()}
+        leaves |= {f"state.{name}": x for name, x in state.items()}
+    options = dict(batch.options)
+    for option in operator.options:
+        value = options[option.name]
+        if option.differentiable and value is not None:
+            dtype = TORCH_DTYPES[accumulation(batch.case.dtype)]
+            leaf = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
+            leaves[option.name] = leaf.requires_grad_()
+            options[option.name] = leaves[option.name]  # type: ignore[assignment]
+    tensors = {name: leaves[name] for name in batch.tensors}
+    o, final = forward(operator, variant, batch.with_(tensors=tensors, state=state, options=options))
+    values: Tensors = {"o": o} | {f"state.{name}": x for name, x in final.items()}
+    reached = {name: x for name, x in values.items() if x.requires_grad}
+    grads = torch.autograd.grad(
+        list(reached.values()),
+        list(leaves.values()),
+        [batch.cotangents[name] for name in reached],
+        allow_unused=True,
+    ) if reached else [None] * len(leaves)  # fmt: skip
+    for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
+        values[f"d {name}"] = torch.zeros_like(leaf) if grad is None else grad
+    return Outcome({name: x.detach() for name, x in values.items()})
+
+
+def call(operator: Operator, variant: Variant, batch: Batch) -> tuple[torch.Tensor, Tensors]:
+    """Output and named final state of one forward call."""
+    function, kwargs = resolve(variant.function), keywords(batch, variant)
+    if variant.kind == "step":
+        return decode(operator, batch, lambda x, state: function(*x.values(), initial_state=state, **kwargs))
+    if "packed" in variant.supports and batch.cu_seqlens is not None:
+        kwargs["cu_seqlens"] = batch.cu_seqlens
+    if operator.states and "state" in variant.supports:
+        live = live_states(operator, batch.options)
+        kwargs["initial_state"] = pack_state(operator, batch.state, live)
+        kwargs["output_final_state"] = True
+    o, state = function(*batch.tensors.values(), **kwargs)
+    return o, name_state(operator, state)
+
+
+Advance = Callable[[Tensors, Any], tuple[torch.Tensor, Any]]
+"""One token: inputs ``[B, 1, ...]`` and the state before it (or None) to the output and the state after."""
+
+
+def decode(operator: Operator, batch: Batch, advance: Advance) -> tuple[torch.Tensor, Tensors]:
+    """Drive a one-token function through every sequence, from its own slice of the initial state."""
+    structure = batch.case.structure
+    live = live_states(operator, batch.options)
+    packed = structure.cu_seqlens is not None
+    rows: list[torch.Tensor] = []
+    finals: list[Tensors] = []
+    for n, (_, start, stop) in enumerate(structure.sequences if packed else [(0, 0, structure.T)]):
+        state: Any = None
+        if batch.state is not None:
+            mine = {name: x[n : n + 1] if packed else x for name, x in batch.state.items()}
+            state = pack_state(operator, mine, live)
+        for t in range(start, stop):
+            o, state = advance({name: x[:, t : t + 1] for name, x in batch.tensors.items()}, state)
+            rows.append(o)
+        finals.append(name_state(operator, state) if state is not None else blank_state(operator, batch, packed))
+    done = sum(o.shape[1] for o in rows)
+    o = torch.cat([*rows, blank_output(operator, batch)[:, done:]], dim=1)
+    names = finals[0].keys() if finals else []
+    return o, {name: torch.cat([final[name] for final in finals]) for name in names}
+
+
+def blank_output(operator: Operator, batch: Batch) -> torch.Tensor:
+    """An all-zero output of the case's shape and dtype."""
+    structure = batch.case.structure
+    return torch.zeros(structure.shape(operator.output), dtype=TORCH_DTYPES[batch.case.dtype])
+
+
+def blank_state(operator: Operator, batch: Batch, one: bool) -> Tensors:
+    """The all-zero state, of one sequence or of every row."""
+    structure = batch.case.structure
+    dtype = TORCH_DTYPES[accumulation(batch.case.dtype)]
+    live = live_states(operator, batch.options)
+    shapes = {x.name: structure.shape(x.shape) for x in operator.states if x.name in live}
+    return {name: torch.zeros((1, *shape[1:]) if one else shape, dtype=dtype) for name, shape in shapes.items()}

@@ -1,0 +1,190 @@
+"""Value families: what numbers an operator is fed, by the domain of each input.
+
+A family names what it stresses. Values are drawn in float64; ``inputs.build`` quantises them. Hypothesis
+draws only the family and a seed, never elements, so that shrinking works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load
+
+import linattest
+
+Array = NDArray[np.float64]
+
+_CAPTURED = Path(linattest.__file__).parent / "verify" / "data" / "captured_minilm.safetensors"
+
+KEYS = frozenset({"feature", "unit", "direction"})
+"""Domains of key-like vectors, which the structured families shape."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a draw may depend on: sizes, dtype (for ranges) and the family."""
+
+    sizes: dict[str, int]
+    dtype: str
+    family: str
+
+
+def phi(x: Array) -> Array:
+    """ELU + 1, without the cancellation of ``elu(x) + 1`` below -16."""
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+def normalise(x: Array) -> Array:
+    """Rows of length 1; zero rows stay zero."""
+    norm = np.sqrt((x * x).sum(-1, keepdims=True))
+    return np.divide(x, norm, out=np.zeros_like(x), where=norm > 0)
+
+
+def _psd(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """What a sum of u u^T may look like: symmetric positive semi-definite, of rank K // 2."""
+    k = shape[-1]
+    x = rng.standard_normal((*shape[:-1], max(k // 2, 1))) / np.sqrt(k)
+    return x @ np.swapaxes(x, -1, -2)
+
+
+def _log_gate(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Log-gates <= 0: half mild, a quarter exactly 0 (gate 1), a quarter strong."""
+    kind = rng.random(shape)
+    mild = -np.logaddexp(0, rng.standard_normal(shape)) / 4
+    return np.where(kind < 0.5, mild, np.where(kind < 0.75, 0.0, -8 * rng.random(shape)))
+
+
+def _width(shape: tuple[int, ...]) -> float:
+    return float(np.sqrt(max(shape[-1], 1)))
+
+
+DOMAINS: dict[str, Callable[[tuple[int, ...], np.random.Generator], Array]] = {
+    "real": lambda shape, rng: rng.standard_normal(shape),
+    "feature": lambda shape, rng: phi(rng.standard_normal(shape)),
+    "unit": lambda shape, rng: normalise(rng.standard_normal(shape)),
+    "direction": lambda shape, rng: normalise(rng.standard_normal(shape)) / _width(shape),
+    "beta": lambda shape, rng: 2 * rng.random(shape),
+    "log_gate": _log_gate,
+    "psd": _psd,
+    "state": lambda shape, rng: rng.standard_normal(shape) / 2,
+    "feature_sum": lambda shape, rng: 3 * phi(rng.standard_normal(shape)),
+}
+"""How a plain random value of each domain is drawn."""
+
+
+def draw(drawn: Drawn, name: str, domain: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Values for one tensor.
+
+    Raises:
+        ValueError: an unknown domain or family, listing the known ones.
+    """
+    if domain not in DOMAINS:
+        raise ValueError(f"domain={domain!r} of {name!r}, expected one of {sorted(DOMAINS)}")
+    if drawn.family not in FAMILIES:
+        raise ValueError(f"family={drawn.family!r}, expected one of {sorted(FAMILIES)}")
+    values = DOMAINS[domain](shape, rng)
+    if not values.size or name.startswith(("d ", "state.")):
+        return values
+    return FAMILIES[drawn.family](drawn, name, domain, values, rng)
+
+
+def _keep(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """random: independent draws."""
+    return x
+
+
+def _duplicate(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """duplicate: every key is one of three, the same three for all tokens of a head."""
+    if domain not in KEYS or name == "q":
+        return x
+    pick = np.random.Generator(np.random.PCG64(x.shape[1])).integers(0, min(3, x.shape[1]), x.shape[1])
+    return x[:, pick]
+
+
+def _coherent(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """coherent: keys within 5% of one direction."""
+    if domain not in KEYS or name == "q":
+        return x
+    return x[:, :1] + 0.05 * (x - x[:, :1])
+
+
+def _orthogonal(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """orthogonal: keys are unit coordinate vectors in turn, so that many products are exactly 0."""
+    if domain not in KEYS or name == "q":
+        return x
+    basis = np.eye(x.shape[-1])[np.arange(x.shape[1]) % x.shape[-1]]
+    scale = 1 / _width(x.shape) if domain == "direction" else 1.0
+    return np.broadcast_to(scale * basis[None, :, None, :], x.shape).copy()
+
+
+def _one_direction(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """one_direction: every key is the first coordinate vector: the worst condition a penalty can have."""
+    if domain not in KEYS or name == "q":
+        return x
+    values = np.zeros_like(x)
+    values[..., 0] = 1 / _width(x.shape) if domain == "direction" else 1.0
+    return values
+
+
+def _zeros(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """zeros: a third of the tokens have zero keys and values, the first one included."""
+    dead = np.arange(x.shape[1]) % 3 == 0
+    live = ~dead.reshape((1, -1) + (1,) * (x.ndim - 2))
+    return np.where(live, x, 0.0) if domain in KEYS | {"real"} and name != "q" else x
+
+
+def _scaled(exponents: dict[str, int]) -> Callable[[Drawn, str, str, Array, np.random.Generator], Array]:
+    def apply(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+        return x * 2.0 ** exponents.get(drawn.dtype, exponents["float32"]) if domain in {"feature", "real"} else x
+
+    return apply
+
+
+def _subnormal(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """subnormal: every other value v is a few of the smallest numbers of its dtype, the rest ordinary."""
+    exponent = {"float64": -1060, "float32": -141, "bfloat16": -129, "float16": -20}[drawn.dtype]
+    scale = np.where(np.arange(x.shape[1]) % 2, 1.0, 2.0**exponent)
+    return x * scale.reshape((1, -1) + (1,) * (x.ndim - 2)) if name == "v" else x
+
+
+def _captured(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """captured: q, k, v of a pretrained encoder's attention layers on real text (data/README.md)."""
+    role = {"q": "q", "v": "v"}.get(name, "k")
+    if domain not in KEYS | {"real"}:
+        return x
+    tensors = captured()
+    layers = sorted({key.split(".")[0] for key in tensors})
+    raw = tensors[f"{layers[x.shape[0] % len(layers)]}.{role}"].astype(np.float64)
+    length, heads, width = raw.shape
+    if x.shape[1] > length or x.shape[-1] > width:
+        raise ValueError(f"shape={x.shape} of {name!r}, captured holds T <= {length} and width <= {width}")
+    rows = np.stack([raw[: x.shape[1], [h % heads for h in range(x.shape[2])], : x.shape[-1]]] * x.shape[0])
+    if domain == "direction":
+        return normalise(rows @ rng.standard_normal((x.shape[-1], x.shape[-1]))) / _width(x.shape)
+    return {"feature": phi, "unit": normalise}.get(domain, lambda y: y)(rows)
+
+
+@cache
+def captured() -> dict[str, NDArray[np.float32]]:
+    """The captured tensors, ``layer<i>.q`` and so on, each ``[T, heads, width]``."""
+    return load(_CAPTURED.read_bytes())
+
+
+FAMILIES: dict[str, Callable[[Drawn, str, str, Array, np.random.Generator], Array]] = {
+    "random": _keep,
+    "duplicate": _duplicate,
+    "coherent": _coherent,
+    "orthogonal": _orthogonal,
+    "one_direction": _one_direction,
+    "zeros": _zeros,
+    "tiny": _scaled({"float32": -40, "float16": -10}),
+    "huge": _scaled({"float32": 20, "float16": 4}),
+    "subnormal": _subnormal,
+    "captured": _captured,
+}
+"""Value families by name."""
