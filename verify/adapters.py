@@ -20,14 +20,14 @@ def sdpa(
     """PyTorch's causal ``scaled_dot_product_attention`` on one backend.
 
     Args:
-        q, k: ``[B, T, H, K]``; v: ``[B, T, HV, V]``.
+        q, k: ``[B, T, H, K]``; v: ``[B, T, H, V]`` (the flash backend wants V = K).
         backend: "math" or "flash" (CPU has these two), "efficient", "cudnn".
 
     Raises:
         RuntimeError: PyTorch's own, when the backend cannot run these inputs.
     """
-    group = v.shape[2] // q.shape[2] if q.shape[2] else 1
-    q, k = (x.repeat_interleave(group, dim=2) if group > 1 else x for x in (q, k))
     with sdpa_kernel(_BACKENDS[backend]):
-        o = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, scale=scale)
+        o = scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=scale
+        )
     return o.transpose(1, 2), None

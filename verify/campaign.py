@@ -28,11 +28,12 @@ from linattest.verify.records import Record, append, read
 
 @dataclass
 class Campaign:
-    """What a campaign found so far."""
+    """What a campaign found so far. ``complete``: the whole grid ran, so that absence says something."""
 
     records: list[Record] = field(default_factory=list)
     seconds: float = 0.0
     interrupted: bool = False
+    complete: bool = False
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -44,14 +45,16 @@ class Campaign:
     def stale_limitations(self) -> list[str]:
         """Known failures that no longer fail, though cases they cover ran: the record must be mended."""
         stale: list[str] = []
+        if not self.complete:
+            return stale
         for operator in registry.OPERATORS:
             for limitation in operator.limitations:
                 covered = [
                     r for r in self.records
                     if r.case.operator == operator.name
-                    and limitation.covers(r.variant, r.case.dtype, r.case.family, r.direction)
+                    and limitation.covers(r.variant, r.case.dtype, r.case.family, r.direction, r.what)
                 ]  # fmt: skip
-                if len(covered) >= MANY and not any(r.status == "known" for r in covered):
+                if covered and not any(r.status == "known" for r in covered):
                     stale.append(f"{operator.name} {limitation.variant}: {limitation.why}")
         return stale
 
@@ -59,10 +62,6 @@ class Campaign:
     def oracle_radius(self) -> float | None:
         """The worst proved radius of an oracle value as a fraction of its budget."""
         return max((r.oracle_radius for r in self.records if r.oracle_radius is not None), default=None)
-
-
-MANY = 20
-"""Covered cases after which a limitation that never fails counts as stale (a quick run may miss it)."""
 
 
 @contextmanager

@@ -64,6 +64,7 @@ def verify(
     variant: Annotated[list[str] | None, typer.Option(help="only this variant; may be repeated")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="only this dtype; may be repeated")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a first impression in about a minute")] = False,
+    full: Annotated[bool, typer.Option("--full", help="every structure and family in every dtype")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
     seed: Annotated[int, typer.Option(help="seed of the inputs")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="processes; default: one a core")] = default_workers(),
@@ -76,11 +77,14 @@ def verify(
     console = Console(stderr=as_json)
     if replay is not None:
         raise typer.Exit(_replay(console, replay, as_json))
+    if quick and full:
+        raise typer.BadParameter("contradicts --full", param_hint="--quick")
     if resume_ and records is None:
         raise typer.BadParameter("needs --records FILE", param_hint="--resume")
     chosen = _operators(operators or [])
     variants, dtypes = _variants(chosen, variant or []), _dtypes(dtype or [])
-    jobs = [job for operator in chosen for job in grid(operator, quick=quick, seed=seed) if job.case.dtype in dtypes]
+    grids = (grid(operator, quick=quick, full=full, seed=seed) for operator in chosen)
+    jobs = [job for jobs in grids for job in jobs if job.case.dtype in dtypes]
     jobs.sort(key=lambda job: -job.work)
     campaign = Campaign()
     if resume_ and records is not None:
@@ -93,6 +97,7 @@ def verify(
                 campaign=campaign,
             ),
         )  # fmt: skip
+    campaign.complete = not (quick or variants or dtype or campaign.interrupted)
     if as_json:
         print(json.dumps(to_json(campaign), indent=2, allow_nan=False))
     else:

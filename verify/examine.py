@@ -167,7 +167,7 @@ def _records(
 def runs(operator: Operator, variant: Variant, batch: Batch) -> bool:
     """Whether a variant takes this kind of input."""
     s = batch.case.structure
-    needed = {"packed": s.cu_seqlens is not None, "grouped": s.group > 1}
+    needed = {"packed": s.cu_seqlens is not None, "grouped": s.group > 1, "rectangular": s.K != s.V}
     needed["state"] = s.initial_state and bool(operator.states)
     return batch.case.dtype in variant.dtypes and all(f in variant.supports for f, used in needed.items() if used)
 
@@ -246,7 +246,11 @@ def _record(
     ratio = max((x for name, x in ratios.items() if name != "findings"), default=0.0)
     status: Status = "pass" if ratio <= THRESHOLD else "fail"
     known = next(
-        (x for x in examination.operator.limitations if x.covers(variant.name, case.dtype, case.family, direction)),
+        (
+            x
+            for x in examination.operator.limitations
+            if x.covers(variant.name, case.dtype, case.family, direction, what)
+        ),
         None,
     )
     if status == "fail" and known is not None:

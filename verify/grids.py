@@ -1,7 +1,8 @@
 """Which cases ``verify`` runs: a fixed grid in which every listed length, width, family and option occurs.
 
-Structures are crossed with dtypes, not with everything: each (structure, dtype) takes the next family
-and the next options of the operator in turn, and every family and every option gets a case of its own.
+Structures are crossed with two dtypes each, not with everything: each (structure, dtype) takes the next
+family and the next options of the operator in turn, and every family and every option gets cases of its
+own. ``full`` crosses all of them with every dtype.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ STRUCTURES = (
     Structure(T=1, K=16, V=16, H=2, initial_state=True),
     Structure(T=2, K=7, V=16, B=2, H=2, group=2),
     Structure(T=2, K=128, V=1),
+    Structure(T=2, K=100, V=60),
     Structure(T=63, K=16, V=60, initial_state=True),
     Structure(T=64, K=60, V=7, layout="guarded"),
     Structure(T=65, K=16, V=16, H=2, group=2, initial_state=True, layout="transposed"),
@@ -50,7 +52,7 @@ QUICK = (
     Structure(T=70, K=16, V=7, cu_seqlens=(0, 0, 5, 66), initial_state=True),
 )
 
-GRADIENT_WORK = 1 << 21
+GRADIENT_WORK = 1 << 20
 """Largest T * K * (K + V) * heads for which gradients are judged elementwise."""
 
 
@@ -66,42 +68,53 @@ class Job:
         """Rough cost, to start the longest first."""
         s = self.case.structure
         heads = s.B * s.H * s.group
-        return (
-            heads * s.T * (s.K * (s.K + s.V) + 500) * (4 if self.case.gradient else 1) * (3 if self.properties else 1)
-        )
+        passes = (4 if self.case.gradient else 1) * (4 if self.properties else 1)
+        return heads * s.T * (s.K * (s.K + s.V) + 1000) * passes
 
 
-def grid(operator: Operator, *, quick: bool = False, seed: int = 0) -> list[Job]:
-    """The jobs of one operator, longest first. ``quick`` is the subset for a first impression."""
+def grid(operator: Operator, *, quick: bool = False, full: bool = False, seed: int = 0) -> list[Job]:
+    """The jobs of one operator, longest first.
+
+    ``quick`` is the subset for a first impression (float32 and bfloat16). ``full`` crosses every structure,
+    family and option setting with every dtype; otherwise each takes two of the four in turn.
+    """
     dtypes = ("float32", "bfloat16") if quick else DTYPES
+    some = dtypes if quick or full else None
     jobs: list[Job] = []
-    grouped = any("grouped" in variant.supports for variant in operator.variants)
 
     def add(structure: Structure, dtype: str, family: str, turn: int, properties: bool = False) -> None:
-        if not grouped and structure.group > 1:
-            structure = _ungroup(structure)
-        options = dict(operator.grid[turn % len(operator.grid)])
-        s = structure
+        s = structure if any("grouped" in v.supports for v in operator.variants) else _ungroup(structure)
         gradient = s.T * s.K * (s.K + s.V) * s.H * s.group * s.B <= GRADIENT_WORK
+        options = operator.grid[turn % len(operator.grid)]
         case = Case(
             operator=operator.name, structure=s, dtype=dtype, family=family, seed=seed + turn,
             options=options, gradient=gradient,
         )  # fmt: skip
         jobs.append(Job(case, properties))
 
-    for j, dtype in enumerate(dtypes):
-        for i, structure in enumerate(QUICK if quick else STRUCTURES):
-            families = [f for f in operator.families if fits(f, structure)]
+    for i, structure in enumerate(QUICK if quick else STRUCTURES):
+        families = [f for f in operator.families if fits(f, structure)]
+        for j, dtype in enumerate(some or _pair(i)):
             add(structure, dtype, families[(i + 3 * j) % len(families)], i + 2 * j)
-        for structure in PROPERTY[: 1 if quick else None]:
-            add(structure, dtype, "random", 0, properties=True)
-        if quick:
-            continue
-        for family in operator.families:
+    for dtype in dtypes:
+        add(PROPERTY[0], dtype, "random", 0, properties=True)
+    if quick:
+        return sorted(jobs, key=lambda job: -job.work)
+    for i, structure in enumerate(PROPERTY[1:]):
+        for dtype in some or _pair(i):
+            add(structure, dtype, "random", i, properties=True)
+    for i, family in enumerate(operator.families):
+        for dtype in some or _pair(i):
             add(FAMILY, dtype, family, 0)
-        for turn in range(1, len(operator.grid)):
+    for turn in range(1, len(operator.grid)):
+        for dtype in some or _pair(turn):
             add(OPTION, dtype, "random", turn, properties=turn == 1)
     return sorted(jobs, key=lambda job: -job.work)
+
+
+def _pair(turn: int) -> tuple[str, str]:
+    """Two dtypes for the turn; four turns give each of them twice, and float32 with each of the others."""
+    return (("float32", "bfloat16"), ("float64", "float16"), ("float16", "float32"), ("bfloat16", "float64"))[turn % 4]
 
 
 def fits(family: str, structure: Structure) -> bool:

@@ -65,7 +65,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     family: str = "random"
     seed: int = 0
-    options: dict[str, Scalar] = {}
+    options: Mapping[str, Scalar] = {}
     gradient: bool = True
 
     @property

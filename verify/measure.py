@@ -76,7 +76,10 @@ class Verdict:
         if not np.isfinite(self.got):
             return "a non-finite value where the exact one is finite"
         if self.condition > 1e4:
-            return f"this input is ill-conditioned (one rounding of the inputs moves the output by {self.condition:.2g} roundings)"
+            return (
+                "this input is ill-conditioned here (one rounding inside moves the output by "
+                f"{self.condition:.2g} of its own roundings)"
+            )
         return f"the input is well conditioned here (condition {self.condition:.2g}): the implementation is wrong"
 
 

@@ -227,7 +227,7 @@ def _save(path: Path, answer: Truth) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            np.savez(file, prec=answer.prec, crosschecked=answer.crosschecked, **arrays)
+            np.savez(file, allow_pickle=False, prec=answer.prec, crosschecked=answer.crosschecked, **arrays)
         os.replace(file.name, path)
     except OSError:
         return  # a read-only cache only costs time

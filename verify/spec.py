@@ -16,8 +16,8 @@ from typing import Any, Literal
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """Every floating type an operator takes, widest first."""
 
-FEATURES = frozenset({"packed", "state", "grouped", "gradient"})
-"""What a variant may support: packed sequences, states in and out, HV > H, backward."""
+FEATURES = frozenset({"packed", "state", "grouped", "rectangular", "gradient"})
+"""What a variant may support: packed sequences, states in and out, HV > H, K != V, backward."""
 
 _LETTERS = frozenset({"B", "T", "H", "HV", "K", "V", "N"})
 
@@ -194,13 +194,16 @@ class Limitation:
     dtypes: tuple[str, ...] = DTYPES
     families: tuple[str, ...] = ()
     directions: tuple[str, ...] = ("forward", "gradient")
+    properties: tuple[str, ...] = ()
     link: str = ""
 
     def __post_init__(self) -> None:
         _require(bool(self.why), f"Limitation of {self.variant!r}: why is empty")
 
-    def covers(self, variant: str, dtype: str, family: str, direction: str) -> bool:
-        """Whether this limitation speaks of the given case."""
+    def covers(self, variant: str, dtype: str, family: str, direction: str, what: str) -> bool:
+        """Whether this limitation speaks of the given case (``what`` names the property tried)."""
+        if direction == "property":
+            return variant == self.variant and dtype in self.dtypes and what in self.properties
         return (
             variant == self.variant
             and dtype in self.dtypes
@@ -228,7 +231,7 @@ class Operator:
     states: tuple[State, ...] = ()
     state_type: str | None = None
     options: tuple[Option, ...] = ()
-    grid: tuple[Mapping[str, object], ...] = ({},)
+    grid: tuple[Mapping[str, float | bool | str], ...] = ({},)
     families: tuple[str, ...] = ("random",)
     reference: str = "recurrent"
     properties: tuple[Property, ...] = ()

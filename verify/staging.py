@@ -10,6 +10,8 @@ A term is a function ``(operator, batch, backward) -> {output name: error}``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -63,3 +65,40 @@ def _moving(rng: np.random.Generator, copies: int) -> Caller:
         return decode(operator, batch, advance)
 
     return moving
+
+
+def softmax_operands(operator: Operator, batch: Batch, backward: bool) -> dict[str, Array]:
+    """Softmax probabilities, their gradients and the saved output, rounded to the input dtype (flash attention).
+
+    With P the probabilities:  o = P v,  dv = P^T do,  D = rowsum(do * o),  dS = P * (do v^T - D),
+    dq = scale dS k,  dk = scale dS^T q, each P, dS and saved o moved by one rounding (Dao 2023, algorithm 2).
+    Twice the largest movement over the patterns: the worst of thousands of elements exceeds what
+    ``PATTERNS`` draws show of each.
+    """
+    u = unit_roundoff(batch.case.dtype)
+    rng = generator(batch.case, "softmax operands")
+    q, k, v = (batch.tensors[name].double().transpose(1, 2) for name in ("q", "k", "v"))
+    do = batch.cotangents["o"].double().transpose(1, 2)
+    scale = batch.options["scale"]
+    scale = float(scale) if scale is not None else batch.case.structure.K**-0.5
+    length = batch.case.structure.T
+    future = torch.ones(length, length, dtype=torch.bool).triu(1)
+    p = ((q @ k.mT) * scale).masked_fill(future, -torch.inf).softmax(-1)
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + u * torch.from_numpy(rng.integers(0, 2, tuple(x.shape)) * 2.0 - 1.0))
+
+    def results(move: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+        o = move(p) @ v
+        found = {"o": o}
+        if backward:
+            ds = move(p * (do @ v.mT - (do * move(o)).sum(-1, keepdim=True)))
+            found |= {"d v": move(p).mT @ do, "d q": scale * ds @ k, "d k": scale * ds.mT @ q}
+        return found
+
+    exact = results(lambda x: x)
+    moved = [results(rounded) for _ in range(PATTERNS)]
+    return {
+        name: 2 * np.max([(m[name] - x).abs().transpose(1, 2).numpy() for m in moved], axis=0)
+        for name, x in exact.items()
+    }

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from linattest.verify.numbers import Context
-from linattest.verify.spec import FEATURES, Input, Operator, Option, Staged, Variant, ours
+from linattest.verify.spec import FEATURES, Input, Limitation, Operator, Option, Staged, Variant, ours
 
 
 def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -32,7 +32,14 @@ def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
     return rows, {}
 
 
-PROBABILITIES = Staged(name="probabilities", function="linattest.impls.softmax:staged_probabilities")
+LOW = ("bfloat16", "float16")
+
+SOFTMAX_OPERANDS = Staged(
+    name="probabilities and their gradients in the input dtype",
+    function="linattest.verify.staging:softmax_operands",
+    dtypes=LOW,
+)
+"""The flash backend feeds P (and, backward, dS) to low-precision matrix products, and keeps o rounded."""
 
 OPERATOR = Operator(
     name="softmax",
@@ -49,14 +56,40 @@ OPERATOR = Operator(
     families=("random", "duplicate", "coherent", "zeros", "tiny", "subnormal", "captured"),
     variants=(
         *ours("softmax", "recurrent", "chunk", "step", supports=FEATURES - {"state"}),
-        *(
-            Variant(
-                name=f"sdpa-{backend}",
-                function="linattest.verify.adapters:sdpa",
-                options={"backend": backend},
-                supports=frozenset({"grouped", "gradient"}),
-            )
-            for backend in ("math", "flash")
+        Variant(
+            name="sdpa-math",
+            function="linattest.verify.adapters:sdpa",
+            options={"backend": "math"},
+            supports=frozenset({"gradient", "rectangular"}),
+        ),
+        Variant(
+            name="sdpa-flash",
+            function="linattest.verify.adapters:sdpa",
+            options={"backend": "flash"},
+            supports=frozenset({"gradient"}),
+            staged=(SOFTMAX_OPERANDS,),
+        ),
+    ),
+    limitations=(
+        Limitation(
+            variant="step",
+            dtypes=LOW,
+            directions=("gradient",),
+            why="the cache holds keys and values in the input dtype, in which autograd adds up what each later "
+            "token contributes to their gradients",
+        ),
+        Limitation(
+            variant="sdpa-math",
+            directions=("property",),
+            properties=("nan-contained",),
+            why="PyTorch's math backend adds the mask to the scores and multiplies all values: NaN in a later key or "
+            "value reaches earlier outputs",
+        ),
+        Limitation(
+            variant="sdpa-flash",
+            directions=("property",),
+            properties=("nan-contained",),
+            why="PyTorch's CPU flash kernel answers a NaN query with finite numbers",
         ),
     ),
     reading=("impls/softmax.py", "verify/adapters.py"),

@@ -1,0 +1,105 @@
+"""DeltaNet: each token corrects what the state stores under its key.
+
+Definition, state S [K, V] per value head, beta any real (usually in [0, 1] or [0, 2]), scale K ** -0.5 by default:
+
+    S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,      o_t = scale * S_t^T q_t
+
+Keys are used as given: callers normalise them. It is the `delta_scan` with erase = k, write = beta k and no gate.
+
+Source: Schlag et al. 2021, "Linear Transformers Are Secretly Fast Weight Programmers", equation 24; chunk form: Yang
+et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", section 3.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from torch import Tensor
+
+from linattest.impls import arguments, delta_scan, features
+from linattest.impls.features import WIDE
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Token loop: the definition above, in float64 whatever the inputs.
+
+    q, k [B, T, H, K], v [B, T, HV, V] (HV a multiple of H) of one dtype: float64, float32, bfloat16 or float16;
+    beta [B, T, HV] of that dtype or float32; `initial_state` S [N, HV, K, V], float32 (float64 for float64 inputs),
+    N = B or the number of packed sequences. Returns o [B, T, HV, V] in v's dtype and the final state (None unless
+    `output_final_state`).
+
+    Raises TypeError or ValueError (naming the argument) for wrong dtypes, shapes, devices, a beta that is not finite,
+    bad offsets. Source: module docstring.
+    """
+    return _run(delta_scan.recurrent_core, q, k, v, beta, scale, initial_state, output_final_state, cu_seqlens)
+
+
+def chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None]:
+    """Chunk-parallel form (the UT transform of `delta_scan`); arguments and errors as in `recurrent`.
+
+    `chunk_size` is a power of two.
+    """
+    size = arguments.check_chunk_size(chunk_size)
+    return _run(
+        functools.partial(delta_scan.chunk_core, chunk_size=size),
+        q,
+        k,
+        v,
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
+        cu_seqlens,
+    )
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, initial_state: Tensor | None = None, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `recurrent`."""
+    arguments.check_rank("q", q)
+    arguments.check_one_token(q.shape[1])
+    o, state = recurrent(q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=True)
+    assert state is not None
+    return o, state
+
+
+@features.full_precision
+def _run(core, q, k, v, beta, scale, initial_state, output_final_state, cu_seqlens):
+    """Check, widen, run each sequence, round once."""
+    B, T, _, HV, K, V = sizes = arguments.check_qkv(q, k, v)
+    arguments.check_per_head("beta", beta, {"[B, T, HV]": (B, T, HV)}, q)
+    arguments.check_finite_values("beta", beta)
+    factor = arguments.check_scale(scale, K)
+    offsets = arguments.check_cu_seqlens(cu_seqlens, B, T)
+    if initial_state is not None:
+        N = sizes.B if offsets is None else len(offsets) - 1
+        arguments.check_state("initial_state", initial_state, (N, HV, K, V), "[N, HV, K, V]", q)
+    query, key, value = (features.heads_first(x, HV) for x in (q, k, v))
+    write = key * features.heads_first(beta).unsqueeze(-1)
+    o, state = features.over_sequences(
+        core, (query, key, write, value), features.to_state(initial_state, WIDE), offsets
+    )
+    final = features.to_state(state, arguments.compute_dtype(q.dtype)) if output_final_state else None
+    return features.tokens_first(o * factor, v.dtype), final

@@ -1,0 +1,147 @@
+"""Chunk-parallel `ridge_solve`: forward with a safety net, and its backward.
+
+With M_n the sum of u u^T before a chunk (a prefix sum, so no chunk waits for another), A = (lam0 I + M_n)^{-1}, and
+U, X the chunk's rows, the Woodbury identity gives every token of the chunk at once:
+
+    Z = U A,   L = cholesky(I + Z U^T),   W = L^{-1} Z,   Y = X A - lower(X W^T) W
+
+because A_t = A - sum_{i <= t} w_i w_i^T. That is subtractive, so one step of iterative refinement follows,
+Y += apply(X - lam0 Y - Y M_n - lower(Y U^T) U), and every token is checked: where u_i A u_i^T of any token so far in
+the chunk is beyond a limit, or the correction is not small, the token gets its own Cholesky factor. Both decisions
+look at tokens up to their own only, so later tokens cannot change earlier bits.
+
+Backward, with upstream ybar and Mbar (of the final state): b_t = A_t ybar_t, the same solve, and
+
+    xbar_t = b_t,    lam0bar = - sum_t b_t . y_t,    Mbar_0 = sym(Mbar - sum_t b_t y_t^T)
+    ubar_s = (Mbar + Mbar^T) u_s - sum_{t >= s} [b_t (y_t . u_s) + y_t (b_t . u_s)]
+
+where the last sum is two reversed linear attentions, again in chunks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from linattest.impls import features
+from linattest.impls.features import WIDE
+
+SMALL = 2.0**-26  # about the square root of float64's roundoff: a correction this small squares away
+LEVERAGE = 2.0**10  # largest u A u^T that Woodbury may see: it cancels that much of A
+
+
+def core(x: Tensor, u: Tensor, M: Tensor | None, *, lam: Tensor, chunk_size: int = 64) -> tuple[Tensor, Tensor]:
+    """x, u [B, H, T, K], M [B, H, K, K] or None, lam [B, H] -> y [B, H, T, K] and the final M, all WIDE."""
+    B, H, T, K = x.shape
+    if T == 0:
+        return x, x.new_zeros(B, H, K, K) if M is None else M
+    start = x.new_zeros(B, H, K, K) if M is None else (M + M.mT) / 2
+    C = features.chunk_length(T, chunk_size)
+    X, U = (features.into_chunks(part, C) for part in (x, u))
+    Y, final = _ChunkSolve.apply(X, U, lam.reshape(B * H), start.flatten(0, 1))
+    return features.from_chunks(Y, B, H, T), final.reshape(B, H, K, K)
+
+
+def cholesky(A: Tensor) -> Tensor:
+    """Lower Cholesky factor of each matrix, NaN (not an error) where a matrix is not positive definite."""
+    factor, info = torch.linalg.cholesky_ex(A)
+    return torch.where((info != 0)[..., None, None], torch.nan, factor)
+
+
+class Factors(NamedTuple):
+    """What a chunk solve needs, for P chunks: rows U [P, C, K]; lam0 I + M before the chunk [P, K, K]; its inverse
+    A [P, K, K]; Woodbury rows W [P, C, K]; which tokens W cannot serve [P, C]."""
+
+    U: Tensor
+    M: Tensor
+    A: Tensor
+    W: Tensor
+    unsafe: Tensor
+
+
+def penalties(U: Tensor, lam: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """U [G, N, C, K] -> lam0 I + M before each chunk [G N, K, K], and the final M [G, K, K]."""
+    ridge = lam[:, None, None, None] * torch.eye(U.shape[-1], dtype=WIDE, device=U.device)
+    sums = features.prefix_sums(U.mT @ U, start, exact=True)
+    return (sums[:, :-1] + ridge).flatten(0, 1), sums[:, -1].clone()
+
+
+def factorise(U: Tensor, M: Tensor) -> Factors:
+    """U [P, C, K], lam0 I + M before each chunk [P, K, K]."""
+    C = U.shape[1]
+    A = torch.cholesky_inverse(cholesky(M))
+    Z = torch.bmm(U, A)
+    inner = torch.bmm(Z, U.mT)
+    leverage = inner.diagonal(dim1=-2, dim2=-1).cummax(-1).values
+    L, info = torch.linalg.cholesky_ex(inner + torch.eye(C, dtype=WIDE, device=U.device))
+    W = torch.linalg.solve_triangular(L, Z, upper=False)
+    broken = torch.arange(1, C + 1, device=U.device) >= torch.where(info == 0, C + 1, info)[:, None]
+    return Factors(U, M, A, W, unsafe=broken | ~(leverage <= LEVERAGE))  # a NaN is unsafe too
+
+
+def apply_inverse(f: Factors, X: Tensor) -> Tensor:
+    """A_t x_t for every token, by Woodbury."""
+    return torch.bmm(X, f.A).baddbmm_(torch.bmm(X, f.W.mT).tril_(), f.W, alpha=-1)
+
+
+def residual(f: Factors, X: Tensor, Y: Tensor) -> Tensor:
+    """x_t - (lam0 I + M_t) y_t for every token."""
+    R = torch.baddbmm(X, Y, f.M, alpha=-1)
+    return R.baddbmm_(torch.bmm(Y, f.U.mT).tril_(), f.U, alpha=-1)
+
+
+def solve(f: Factors, X: Tensor) -> Tensor:
+    """A_t x_t for every token, refined once and checked: X, result [P, C, K].
+
+    A refinement shrinks the error by as much as its correction is smaller than Y: a correction above sqrt(roundoff)
+    would leave more than roundoff behind.
+    """
+    Y = apply_inverse(f, X)
+    correction = apply_inverse(f, residual(f, X, Y))
+    small = correction.abs().amax(-1) <= SMALL * Y.abs().amax(-1)
+    Y += correction
+    wrong = f.unsafe | ~small
+    if bool(wrong.any()):
+        solve_directly(f, X, Y, wrong)
+    return Y
+
+
+def solve_directly(f: Factors, X: Tensor, Y: Tensor, wrong: Tensor) -> None:
+    """Overwrite the tokens of Y marked `wrong`, each by a Cholesky factor of its own, one chunk at a time."""
+    for p in wrong.any(-1).nonzero().squeeze(-1).tolist():
+        rows = wrong[p].nonzero().squeeze(-1)
+        u = f.U[p, : int(rows[-1]) + 1]
+        steps = (u.unsqueeze(-1) * u.unsqueeze(-2)).cumsum(0)[rows]
+        factor = cholesky(steps + f.M[p])
+        Y[p, rows] = torch.cholesky_solve(X[p, rows].unsqueeze(-1), factor).squeeze(-1)
+
+
+class _ChunkSolve(torch.autograd.Function):
+    """(X, U [G, N, C, K], lam [G], M_0 [G, K, K] symmetric) -> (Y [G, N, C, K], M [G, K, K])."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, U: Tensor, lam: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+        before, final = penalties(U, lam, M)
+        factors = factorise(U.flatten(0, 1), before)
+        Y = solve(factors, X.flatten(0, 1))
+        ctx.save_for_backward(Y, *factors)
+        return Y.view(X.shape), final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, upstream_M: Tensor) -> tuple[Tensor | None, ...]:
+        Y, *parts = ctx.saved_tensors
+        factors = Factors(*parts)
+        G, N = upstream.shape[:2]
+        b = solve(factors, upstream.flatten(0, 1))
+        outer = torch.bmm(b.mT, Y).unflatten(0, (G, N))
+        # after[n] is what the chunks behind chunk n - 1 contribute; the final state's gradient comes last of all
+        after = features.prefix_sums(-(outer + outer.mT).flip(1), upstream_M + upstream_M.mT).flip(1)
+        U = factors.U
+        u_bar = torch.bmm(U, after[:, 1:].flatten(0, 1))
+        u_bar.baddbmm_(torch.bmm(U, Y.mT).triu_(), b, alpha=-1).baddbmm_(torch.bmm(U, b.mT).triu_(), Y, alpha=-1)
+        lam_bar = -(b * Y).unflatten(0, (G, N)).sum((1, 2, 3))
+        return b.view(upstream.shape), u_bar.view(upstream.shape), lam_bar, after[:, 0] / 2

@@ -1,0 +1,84 @@
+"""Hypothesis strategies for cases: they draw structure, family, options and a seed, never elements.
+
+So a failing case shrinks to a small structure and prints as one line. This module alone needs Hypothesis
+(the ``test`` extra); nothing in the harness imports it.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from linattest.verify.grids import fits
+from linattest.verify.inputs import LAYOUTS, Case, Structure
+from linattest.verify.spec import DTYPES, Operator
+
+EDGES = tuple(sorted({0, 1, 2, *(c + d for c in (16, 32, 64, 128) for d in (-1, 0, 1))}))
+"""Lengths worth more than their neighbours: next to nothing, and around the edges of chunks."""
+
+WIDTHS = (1, 2, 7, 8, 16, 60, 64, 100, 128)
+"""Widths worth more than their neighbours: 1, powers of two, and what pads to one."""
+
+
+def lengths(most: int) -> st.SearchStrategy[int]:
+    """Numbers of tokens up to ``most``, half of them at a chunk edge."""
+    return st.one_of(st.sampled_from([edge for edge in EDGES if edge <= most]), st.integers(0, most))
+
+
+def widths(most: int) -> st.SearchStrategy[int]:
+    """Key or value widths from 1 to ``most``."""
+    return st.one_of(st.sampled_from([width for width in WIDTHS if width <= most]), st.integers(1, most))
+
+
+def offsets(length: int, most: int = 4) -> st.SearchStrategy[tuple[int, ...]]:
+    """``cu_seqlens`` of 1 to ``most`` sequences in ``length`` rows: empty ones and rows past the end occur."""
+    ends = st.lists(st.integers(0, length), min_size=1, max_size=most)
+    return ends.map(lambda found: (0, *sorted(found)))
+
+
+@st.composite
+def structures(draw: st.DrawFn, operator: Operator, *, tokens: int = 130, width: int = 64, heads: int = 3) -> Structure:
+    """A structure that at least one variant of the operator takes.
+
+    Args:
+        tokens, width, heads: the largest T, the largest K and V, the largest H; groups have up to 3 heads.
+    """
+    supported = frozenset[str]().union(*(variant.supports for variant in operator.variants))
+    T = draw(lengths(tokens), label="T")
+    K = draw(widths(width), label="K")
+    V = draw(widths(width), label="V")
+    H = draw(st.integers(1, heads), label="H")
+    grouped = "grouped" in supported and any(x.per_value_head for x in operator.inputs)
+    group = draw(st.integers(1, 3), label="group") if grouped else 1
+    packs = draw(st.booleans(), label="packed") if "packed" in supported else False
+    cu_seqlens = draw(offsets(T), label="cu_seqlens") if packs else None
+    B = 1 if packs else draw(st.integers(1, 2), label="B")
+    takes_state = bool(operator.states) and "state" in supported
+    return Structure(
+        T=T, K=K, V=V, B=B, H=H, group=group, cu_seqlens=cu_seqlens,
+        initial_state=draw(st.booleans(), label="initial_state") if takes_state else False,
+        layout=draw(st.sampled_from(LAYOUTS), label="layout"),
+    )  # fmt: skip
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    operator: Operator,
+    *,
+    tokens: int = 130,
+    width: int = 64,
+    heads: int = 3,
+    dtypes: tuple[str, ...] = DTYPES,
+) -> Case:
+    """A case of the operator: structure, family, dtype, one of the grid's option settings, and a seed."""
+    structure = draw(structures(operator, tokens=tokens, width=width, heads=heads), label="structure")
+    families = [family for family in operator.families if fits(family, structure)]
+    return Case(
+        operator=operator.name,
+        structure=structure,
+        dtype=draw(st.sampled_from(dtypes), label="dtype"),
+        family=draw(st.sampled_from(families), label="family"),
+        seed=draw(st.integers(0, 2**32 - 1), label="seed"),
+        options=dict(draw(st.sampled_from(operator.grid), label="options")),  # type: ignore[arg-type]
+        gradient=draw(st.booleans(), label="gradient"),
+    )
