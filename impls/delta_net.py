@@ -60,7 +60,7 @@ def chunk(
 
     `chunk_size` is a power of two.
     """
-    size = arguments.check_chunk_size(chunk_size)
+    size = delta_scan.block_size(arguments.check_chunk_size(chunk_size), q)
     return _run(
         functools.partial(delta_scan.chunk_core, chunk_size=size),
         q,

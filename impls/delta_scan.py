@@ -70,9 +70,9 @@ def chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """Chunk-parallel form (UT transform, module docstring); arguments and errors as in `recurrent`.
 
-    `chunk_size` is a power of two.
+    `chunk_size` is a power of two; float64 inputs get at most 16 (see `block_size`).
     """
-    size = arguments.check_chunk_size(chunk_size)
+    size = block_size(arguments.check_chunk_size(chunk_size), q)
     return _run(
         functools.partial(chunk_core, chunk_size=size),
         q,
@@ -161,6 +161,15 @@ def _gate_and_state(rest: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> tu
     return (gate[0] if gate else None), S
 
 
+def block_size(chunk_size: int, q: object) -> int:
+    """Tokens that one triangular system holds: `chunk_size`, but at most 16 for float64 inputs.
+
+    A chunk forgets what it wrote by subtraction (its residuals, not the state, carry the erasure), and loses about
+    the square root of its length in accuracy. Narrower inputs have float64's spare digits to pay for that.
+    """
+    return min(chunk_size, 16) if features.is_wide(q) else chunk_size
+
+
 def decay_matrix(g: Tensor) -> Tensor:
     """g [..., C] -> D [..., C, C] with D[t, s] = exp(g_{s+1} + ... + g_t) for s <= t and 0 above the diagonal.
 
@@ -192,7 +201,17 @@ def chunk_core(
         Q, E, W = d * Q, d * E, D[:, :, -1, :, None] * W
         kept = d[:, :, -1:]
     starts, residuals, final = walk(E, W, V, system, kept, S.flatten(0, 1))
-    return features.from_chunks(Q @ starts + scores @ residuals, B, H, T), final.reshape(S.shape)
+    return features.from_chunks(Q @ starts + read(scores, residuals), B, H, T), final.reshape(S.shape)
+
+
+def read(scores: Tensor, residuals: Tensor) -> Tensor:
+    """scores @ residuals for lower triangular scores; rows from the first residual that is not finite on are NaN.
+
+    Without the mask, 0 * inf above the diagonal would carry an overflow to tokens before it.
+    """
+    finite = torch.isfinite(residuals)
+    lost = (~finite.all(-1, keepdim=True)).to(torch.int8).cummax(-2).values.bool()
+    return torch.where(lost, torch.nan, scores @ torch.where(finite, residuals, 0))
 
 
 def walk(

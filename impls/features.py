@@ -2,7 +2,8 @@
 
 Precision. All arithmetic is float64 (`WIDE`), whatever the inputs; outputs and states are rounded once, at the end. The
 chunk forms need it: a chunk of 64 delta-rule tokens loses more than ten times what the rounding of float32 inputs
-explains, an inverse penalty matrix all of it.
+explains, an inverse penalty matrix all of it. float64 inputs (`is_wide`) have no digits to spare: for them long sums
+are compensated, triangular systems kept short, and every solve refined.
 
 Layout. Inside, tensors are heads first, `[B, H, T, D]`, so that a head's tokens are the rows of one matrix.
 """
@@ -34,6 +35,11 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return wrapper
+
+
+def is_wide(x: object) -> bool:
+    """Whether an argument (not checked yet) is float64 already, so that its operator has no digits to spare."""
+    return isinstance(x, Tensor) and x.dtype == WIDE
 
 
 # --- feature map and norm ------------------------------------------------------------------------------------

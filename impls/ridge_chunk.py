@@ -31,17 +31,23 @@ from linattest.impls.features import WIDE
 
 SMALL = 2.0**-26  # about the square root of float64's roundoff: a correction this small squares away
 LEVERAGE = 2.0**10  # largest u A u^T that Woodbury may see: it cancels that much of A
+EASY = 2.0**20  # condition times leverage below which narrow inputs need no refinement: 53 - 20 bits are more than 24
 
 
-def core(x: Tensor, u: Tensor, M: Tensor | None, *, lam: Tensor, chunk_size: int = 64) -> tuple[Tensor, Tensor]:
-    """x, u [B, H, T, K], M [B, H, K, K] or None, lam [B, H] -> y [B, H, T, K] and the final M, all WIDE."""
+def core(
+    x: Tensor, u: Tensor, M: Tensor | None, *, lam: Tensor, chunk_size: int = 64, exact: bool = True
+) -> tuple[Tensor, Tensor]:
+    """x, u [B, H, T, K], M [B, H, K, K] or None, lam [B, H] -> y [B, H, T, K] and the final M, all WIDE.
+
+    `exact` says that the inputs were float64, so that every solve is refined and not only the hard ones.
+    """
     B, H, T, K = x.shape
     if T == 0:
         return x, x.new_zeros(B, H, K, K) if M is None else M
     start = x.new_zeros(B, H, K, K) if M is None else (M + M.mT) / 2
     C = features.chunk_length(T, chunk_size)
     X, U = (features.into_chunks(part, C) for part in (x, u))
-    Y, final = _ChunkSolve.apply(X, U, lam.reshape(B * H), start.flatten(0, 1))
+    Y, final = _ChunkSolve.apply(X, U, lam.reshape(B * H), start.flatten(0, 1), exact)
     return features.from_chunks(Y, B, H, T), final.reshape(B, H, K, K)
 
 
@@ -53,33 +59,39 @@ def cholesky(A: Tensor) -> Tensor:
 
 class Factors(NamedTuple):
     """What a chunk solve needs, for P chunks: rows U [P, C, K]; lam0 I + M before the chunk [P, K, K]; its inverse
-    A [P, K, K]; Woodbury rows W [P, C, K]; which tokens W cannot serve [P, C]."""
+    A [P, K, K]; Woodbury rows W [P, C, K]; which tokens W cannot serve, and which it serves so well that nothing need
+    be refined [P, C]."""
 
     U: Tensor
     M: Tensor
     A: Tensor
     W: Tensor
     unsafe: Tensor
+    easy: Tensor
 
 
-def penalties(U: Tensor, lam: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+def penalties(U: Tensor, lam: Tensor, start: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
     """U [G, N, C, K] -> lam0 I + M before each chunk [G N, K, K], and the final M [G, K, K]."""
     ridge = lam[:, None, None, None] * torch.eye(U.shape[-1], dtype=WIDE, device=U.device)
-    sums = features.prefix_sums(U.mT @ U, start, exact=True)
+    sums = features.prefix_sums(U.mT @ U, start, exact=exact)
     return (sums[:, :-1] + ridge).flatten(0, 1), sums[:, -1].clone()
 
 
 def factorise(U: Tensor, M: Tensor) -> Factors:
     """U [P, C, K], lam0 I + M before each chunk [P, K, K]."""
     C = U.shape[1]
-    A = torch.cholesky_inverse(cholesky(M))
+    factor = cholesky(M)
+    smallest = factor.diagonal(dim1=-2, dim2=-1).amin(-1).square()
+    condition = M.diagonal(dim1=-2, dim2=-1).sum(-1) / smallest  # an estimate that sees no token of the chunk
+    A = torch.cholesky_inverse(factor)
     Z = torch.bmm(U, A)
     inner = torch.bmm(Z, U.mT)
     leverage = inner.diagonal(dim1=-2, dim2=-1).cummax(-1).values
     L, info = torch.linalg.cholesky_ex(inner + torch.eye(C, dtype=WIDE, device=U.device))
     W = torch.linalg.solve_triangular(L, Z, upper=False)
     broken = torch.arange(1, C + 1, device=U.device) >= torch.where(info == 0, C + 1, info)[:, None]
-    return Factors(U, M, A, W, unsafe=broken | ~(leverage <= LEVERAGE))  # a NaN is unsafe too
+    unsafe = broken | ~(leverage <= LEVERAGE)  # a NaN is unsafe too
+    return Factors(U, M, A, W, unsafe, easy=~unsafe & (condition[:, None] * (1 + leverage) <= EASY))
 
 
 def apply_inverse(f: Factors, X: Tensor) -> Tensor:
@@ -93,17 +105,20 @@ def residual(f: Factors, X: Tensor, Y: Tensor) -> Tensor:
     return R.baddbmm_(torch.bmm(Y, f.U.mT).tril_(), f.U, alpha=-1)
 
 
-def solve(f: Factors, X: Tensor) -> Tensor:
-    """A_t x_t for every token, refined once and checked: X, result [P, C, K].
+def solve(f: Factors, X: Tensor, exact: bool) -> Tensor:
+    """A_t x_t for every token, refined once and checked where that is needed: X, result [P, C, K].
 
     A refinement shrinks the error by as much as its correction is smaller than Y: a correction above sqrt(roundoff)
     would leave more than roundoff behind.
     """
     Y = apply_inverse(f, X)
+    hard = torch.ones_like(f.easy) if exact else ~f.easy
+    if not bool(hard.any()):
+        return Y
     correction = apply_inverse(f, residual(f, X, Y))
     small = correction.abs().amax(-1) <= SMALL * Y.abs().amax(-1)
-    Y += correction
-    wrong = f.unsafe | ~small
+    Y = torch.where(hard.unsqueeze(-1), Y + correction, Y)
+    wrong = f.unsafe | (hard & ~small)
     if bool(wrong.any()):
         solve_directly(f, X, Y, wrong)
     return Y
@@ -120,13 +135,14 @@ def solve_directly(f: Factors, X: Tensor, Y: Tensor, wrong: Tensor) -> None:
 
 
 class _ChunkSolve(torch.autograd.Function):
-    """(X, U [G, N, C, K], lam [G], M_0 [G, K, K] symmetric) -> (Y [G, N, C, K], M [G, K, K])."""
+    """(X, U [G, N, C, K], lam [G], M_0 [G, K, K] symmetric, exact) -> (Y [G, N, C, K], M [G, K, K])."""
 
     @staticmethod
-    def forward(ctx: Any, X: Tensor, U: Tensor, lam: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
-        before, final = penalties(U, lam, M)
+    def forward(ctx: Any, X: Tensor, U: Tensor, lam: Tensor, M: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
+        before, final = penalties(U, lam, M, exact)
         factors = factorise(U.flatten(0, 1), before)
-        Y = solve(factors, X.flatten(0, 1))
+        Y = solve(factors, X.flatten(0, 1), exact)
+        ctx.exact = exact
         ctx.save_for_backward(Y, *factors)
         return Y.view(X.shape), final
 
@@ -136,7 +152,7 @@ class _ChunkSolve(torch.autograd.Function):
         Y, *parts = ctx.saved_tensors
         factors = Factors(*parts)
         G, N = upstream.shape[:2]
-        b = solve(factors, upstream.flatten(0, 1))
+        b = solve(factors, upstream.flatten(0, 1), ctx.exact)
         outer = torch.bmm(b.mT, Y).unflatten(0, (G, N))
         # after[n] is what the chunks behind chunk n - 1 contribute; the final state's gradient comes last of all
         after = features.prefix_sums(-(outer + outer.mT).flip(1), upstream_M + upstream_M.mT).flip(1)
@@ -144,4 +160,4 @@ class _ChunkSolve(torch.autograd.Function):
         u_bar = torch.bmm(U, after[:, 1:].flatten(0, 1))
         u_bar.baddbmm_(torch.bmm(U, Y.mT).triu_(), b, alpha=-1).baddbmm_(torch.bmm(U, b.mT).triu_(), Y, alpha=-1)
         lam_bar = -(b * Y).unflatten(0, (G, N)).sum((1, 2, 3))
-        return b.view(upstream.shape), u_bar.view(upstream.shape), lam_bar, after[:, 0] / 2
+        return b.view(upstream.shape), u_bar.view(upstream.shape), lam_bar, after[:, 0] / 2, None

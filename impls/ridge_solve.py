@@ -63,7 +63,7 @@ def chunk(
     Arguments and errors as in `recurrent`; `chunk_size` is a power of two.
     """
     size = arguments.check_chunk_size(chunk_size)
-    core = functools.partial(ridge_chunk.core, chunk_size=size)
+    core = functools.partial(ridge_chunk.core, chunk_size=size, exact=features.is_wide(x))
     return _run(core, x, u, lam0, initial_state, output_final_state, cu_seqlens)
 
 

@@ -112,8 +112,8 @@ def chunk(
     Arguments and errors as in `recurrent`; `chunk_size` is a power of two.
     """
     size = arguments.check_chunk_size(chunk_size)
-    solve = functools.partial(ridge_chunk.core, chunk_size=size)
-    walk = functools.partial(delta_scan.chunk_core, chunk_size=size)
+    solve = functools.partial(ridge_chunk.core, chunk_size=size, exact=features.is_wide(q))
+    walk = functools.partial(delta_scan.chunk_core, chunk_size=delta_scan.block_size(size, q))
     return _run(solve, walk, q, k, v, u, lam0, normalizer, eps, gain, initial_state, output_final_state, cu_seqlens)
 
 
@@ -137,10 +137,10 @@ def scan(
     Arguments and errors as in `chunk`. Source: VLA paper, section 2 (parallel scan); Blelloch 1990.
     """
     size = arguments.check_chunk_size(chunk_size)
-    solve = functools.partial(ridge_chunk.core, chunk_size=size)
+    solve = functools.partial(ridge_chunk.core, chunk_size=size, exact=features.is_wide(q))
     return _run(
         solve,
-        functools.partial(scan_core, chunk_size=size),
+        functools.partial(scan_core, chunk_size=delta_scan.block_size(size, q)),
         q,
         k,
         v,
@@ -282,7 +282,7 @@ def scan_core(
     start = S.flatten(0, 1).unsqueeze(1)
     starts = P @ start + add
     R = TV - TE @ starts
-    o = Q @ starts + (Q @ W.mT).tril() @ R
+    o = Q @ starts + delta_scan.read((Q @ W.mT).tril(), R)
     return features.from_chunks(o, B, H, T), (P_all @ start[:, 0] + add_all).reshape(S.shape)
 
 

@@ -27,7 +27,7 @@ def sdpa(
         RuntimeError: PyTorch's own, when the backend cannot run these inputs.
     """
     with sdpa_kernel(_BACKENDS[backend]):
-        o = scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=scale
-        )
+        # the flash backend wants a dense last axis
+        heads_first = [x.contiguous().transpose(1, 2) for x in (q, k, v)]
+        o = scaled_dot_product_attention(heads_first[0], heads_first[1], heads_first[2], is_causal=True, scale=scale)
     return o.transpose(1, 2), None

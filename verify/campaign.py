@@ -21,7 +21,7 @@ import torch
 
 from linattest.verify import registry
 from linattest.verify.environment import environment, source_hash
-from linattest.verify.examine import examine
+from linattest.verify.examine import examine, planned
 from linattest.verify.grids import Job
 from linattest.verify.records import Record, append, read
 
@@ -101,49 +101,81 @@ def run_campaign(
 ) -> Campaign:
     """Run every job; the campaign is complete, or marked interrupted with everything done so far.
 
-    A job whose process dies gives an ``error`` record; the others go on where the executor can.
+    When a worker process dies, the jobs it took down run again in a process each; one that dies there too
+    gives an ``error`` record.
     """
     done = campaign or Campaign()
+
+    def keep(records: list[Record]) -> None:
+        done.records += records
+        if output is not None:
+            append(output, records)
+        progress(records)
+
     futures: dict[Future[list[Record]], Job] = {executor.submit(examine, job, variants, bundles): job for job in jobs}
     try:
         for future in as_completed(futures):
-            records = _result(future, futures[future])
-            done.records += records
-            if output is not None:
-                append(output, records)
-            progress(records)
+            job = futures[future]
+            try:
+                keep(_result(future, lambda job=job: _retry(job, variants, bundles)))
+            except Exception as error:
+                keep([_lost(job, f"{type(error).__name__}: {error}")])
     except KeyboardInterrupt:
         done.interrupted = True
-        for future in futures:
-            future.cancel()
+        _abandon(executor)
     done.seconds = time.perf_counter() - done.started
     return done
 
 
-def _result(future: Future[list[Record]], job: Job) -> list[Record]:
+def _abandon(executor: Executor) -> None:
+    """Stop now: what runs is not waited for, since its records are lost either way."""
+    processes = list((getattr(executor, "_processes", None) or {}).values())
+    executor.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+
+
+def _retry(job: Job, variants: tuple[str, ...], bundles: Path | None) -> list[Record]:
+    """A job whose pool broke, in a process of its own."""
+    with local_executor(1) as executor:
+        return _result(executor.submit(examine, job, variants, bundles), lambda: [_lost(job, "its process died")])
+
+
+def _result(future: Future[list[Record]], broken: Callable[[], list[Record]]) -> list[Record]:
     try:
         return future.result()
-    except (BrokenProcessPool, Exception) as error:
-        return [
-            Record(
-                case=job.case, variant="*", direction="forward", what="harness", status="error", ratio=None,
-                message=f"{type(error).__name__}: {error}", environment=environment(),
-            )
-        ]  # fmt: skip
+    except BrokenProcessPool:
+        return broken()
 
 
-def resume(output: Path, jobs: list[Job]) -> tuple[Campaign, list[Job]]:
+def _lost(job: Job, why: str) -> Record:
+    return Record(
+        case=job.case, variant="*", direction="forward", what="harness", status="error", ratio=None,
+        message=why, environment=environment(),
+    )  # fmt: skip
+
+
+def resume(output: Path, jobs: list[Job], variants: tuple[str, ...] = ()) -> tuple[Campaign, list[Job]]:
     """The records of an earlier run with the same sources, and the jobs that remain.
 
-    A job counts as done when its case has records: they are written together.
+    A job is done when every record it would make is there and none is an error; otherwise it runs again whole.
     """
-    campaign = Campaign()
-    if not output.exists():
-        return campaign, jobs
-    keys = {job.case.key for job in jobs}
-    for record in read(output):
-        fresh = record.environment is not None and record.environment.source_hash == source_hash()
-        if fresh and record.case.key in keys and record.status != "error":
-            campaign.records.append(record)
-    done = {record.case.key for record in campaign.records}
-    return campaign, [job for job in jobs if job.case.key not in done]
+    campaign, left = Campaign(), list[Job]()
+    found = {r.key: r for r in (read(output) if output.exists() else ()) if _fresh(r)}
+    for job in jobs:
+        keys = [
+            (job.case.key, variant.name, direction, tried.name if tried else "")
+            for variant, direction, tried in planned(
+                registry.operator(job.case.operator), job.case, variants, job.properties
+            )
+        ]
+        records = [found[key] for key in keys if key in found]
+        if len(records) == len(keys) and not any(r.status == "error" for r in records):
+            campaign.records += records
+        else:
+            left.append(job)
+    return campaign, left
+
+
+def _fresh(record: Record) -> bool:
+    return record.environment is not None and record.environment.source_hash == source_hash()

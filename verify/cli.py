@@ -88,7 +88,7 @@ def verify(
     jobs.sort(key=lambda job: -job.work)
     campaign = Campaign()
     if resume_ and records is not None:
-        campaign, jobs = resume(records, jobs)
+        campaign, jobs = resume(records, jobs, variants)
     with local_executor(workers) as executor:
         campaign = _with_progress(
             console, jobs,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from linattest.verify import gradients, registry
 from linattest.verify.environment import environment
 from linattest.verify.grids import Job
-from linattest.verify.inputs import Batch, build, lay_out, resolve_options
+from linattest.verify.inputs import Batch, Case, build, lay_out, resolve_options
 from linattest.verify.measure import Verdict, Wanted, compare, compare_number, rounding
 from linattest.verify.oracle import Truth, truth
 from linattest.verify.probe import Finding, Probe
@@ -27,7 +28,7 @@ from linattest.verify.tolerance import THRESHOLD, accumulation, unit_roundoff
 
 Array = NDArray[np.float64]
 
-CERTIFIED_WORK = 1 << 15
+CERTIFIED_WORK = 1 << 14
 """Largest T * K * (K + V) on which the gradient oracle certifies the float64 reference's gradient."""
 
 
@@ -78,7 +79,8 @@ class Examination:
         """Exact value (for gradients: the certified float64 reference) and unavoidable error."""
         estimate = self._estimate(name)
         hi, lo = (self.truth.hi[name], self.truth.lo[name]) if name in self.truth.hi else (estimate.hi, estimate.lo)
-        return Wanted(hi, lo, estimate.kappa, self.staged(name, variant), estimate.head_axis)
+        rms = self.sensitivity.kappa_rms(name, estimate.head_axis)
+        return Wanted(hi, lo, estimate.kappa, self.staged(name, variant), estimate.head_axis, rms)
 
     def staged(self, name: str, variant: Variant) -> Array:
         """The sum of a variant's staged terms for one output."""
@@ -150,26 +152,33 @@ def replay(path: Path) -> list[Record]:
 def _records(
     examination: Examination, names: tuple[str, ...], properties: bool, bundles: Path | None
 ) -> Iterator[Record]:
-    operator, case = examination.operator, examination.batch.case
+    for variant, direction, tried in planned(examination.operator, examination.batch.case, names, properties):
+        record = _judge(examination, variant, direction) if tried is None else _property(examination, variant, tried)
+        yield _file(record, examination, bundles)
+
+
+def planned(
+    operator: Operator, case: Case, names: tuple[str, ...] = (), properties: bool = False
+) -> Iterator[tuple[Variant, Direction, Property | None]]:
+    """What there is to judge about a case: (variant, direction, property)."""
     for variant in operator.variants:
-        if (names and variant.name not in names) or not runs(operator, variant, examination.batch):
+        if (names and variant.name not in names) or not runs(operator, variant, case):
             continue
-        attempts: list[Callable[[], Record]] = [lambda v=variant: _judge(examination, v, "forward")]
+        yield variant, "forward", None
         if case.gradient and "gradient" in variant.supports:
-            attempts.append(lambda v=variant: _judge(examination, v, "gradient"))
+            yield variant, "gradient", None
         if properties:
-            chosen = [p for p in registry.properties(operator) if p.needs <= variant.supports]
-            attempts += [lambda v=variant, p=p: _property(examination, v, p) for p in chosen]
-        for attempt in attempts:
-            yield _file(attempt(), examination, bundles)
+            for tried in registry.properties(operator):
+                if tried.needs <= variant.supports:
+                    yield variant, "property", tried
 
 
-def runs(operator: Operator, variant: Variant, batch: Batch) -> bool:
+def runs(operator: Operator, variant: Variant, case: Case) -> bool:
     """Whether a variant takes this kind of input."""
-    s = batch.case.structure
+    s = case.structure
     needed = {"packed": s.cu_seqlens is not None, "grouped": s.group > 1, "rectangular": s.K != s.V}
     needed["state"] = s.initial_state and bool(operator.states)
-    return batch.case.dtype in variant.dtypes and all(f in variant.supports for f, used in needed.items() if used)
+    return case.dtype in variant.dtypes and all(f in variant.supports for f, used in needed.items() if used)
 
 
 def _file(record: Record, examination: Examination, bundles: Path | None) -> Record:
@@ -177,13 +186,13 @@ def _file(record: Record, examination: Examination, bundles: Path | None) -> Rec
     if not record.failed or bundles is None:
         return record
     path = save_bundle(bundles, record, examination.batch)
-    return msgspec.structs.replace(record, replay=f"linattest verify --replay {path}")
+    return msgspec.structs.replace(record, replay=f"linattest verify --replay {shlex.quote(str(path))}")
 
 
 def _judge(examination: Examination, variant: Variant, direction: Direction) -> Record:
     start = time.perf_counter()
     try:
-        outcome = run(examination.operator, variant, examination.batch, backward=direction == "gradient")
+        outcome = run(examination.operator, variant, examination.batch.copy(), backward=direction == "gradient")
         check = _forward if direction == "forward" else _gradient
         verdicts = list(check(examination, variant, outcome))
     except Exception as error:
@@ -220,7 +229,7 @@ def _gradient(examination: Examination, variant: Variant, outcome: Outcome) -> I
         scale = unit_roundoff("float64") / roundoff
         yield compare_number(f"reference d {direction.name}", reference, exact, 0.0, unavoidable * scale)
         got = outcome[name].double().numpy()
-        free = rounding(got, examination.dtype_of(name)) + examination.staged(name, variant)
+        free = rounding(sensitive.values[name], examination.dtype_of(name)) + examination.staged(name, variant)
         free_sum = float(np.sum(free * np.abs(direction.array)))
         yield compare_number(f"d {direction.name}", float(along(got)), exact, free_sum, unavoidable)
 
@@ -229,7 +238,7 @@ def _property(examination: Examination, variant: Variant, tried: Property) -> Re
     start = time.perf_counter()
     try:
         wanted = {name: examination.wanted(name, variant) for name in examination.outputs}
-        probe = Probe(examination.operator, variant, examination.batch, wanted, registry.BY_NAME)
+        probe = Probe(examination.operator, variant, examination.batch.copy(), wanted, registry.BY_NAME)
         findings: list[Finding] = list(tried.check(probe))
     except Exception as error:
         return _error(examination, variant, "property", tried.name, error)
@@ -258,7 +267,7 @@ def _record(
     return Record(
         case=case, variant=variant.name, direction=direction, what=what, status=status, ratio=finite(ratio),
         ratios={name: finite(x) for name, x in ratios.items()}, message="" if status == "pass" else message,
-        oracle_radius=examination.radius, oracle_bits=examination.truth.prec,
+        oracle_radius=finite(examination.radius), oracle_bits=examination.truth.prec,
         crosschecked=examination.truth.crosschecked, seconds=round(time.perf_counter() - start, 4),
         environment=environment(),
     )  # fmt: skip

@@ -5,8 +5,8 @@ No adjoint is written by hand, so none can share a mistake with an implementatio
 difference of two oracle runs at inputs moved by ``+-h``, h = 2**-133 (about 1e-40), at 400 bits and more,
 so that the truncation error is about 1e-80 and the proved radius of the difference far below any budget.
 
-Directions: a random full one for each input, state and differentiable option, and single tokens at the
-edges (0, C-1, C, T-1) of each input.
+Directions: a random full one for each input, state and differentiable option, and for each input a single
+token at one of the edges (0, C-1, C, T-1), another edge for another case (``every_edge`` takes them all).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from linattest.verify.inputs import Batch, generator
 from linattest.verify.numbers import ArbContext, Context
-from linattest.verify.oracle import Head, convert, heads
+from linattest.verify.oracle import Head, OracleError, convert, heads
 from linattest.verify.spec import Operator
 from linattest.verify.subjects import live_states
 
@@ -32,6 +32,8 @@ CHUNK = 64
 
 _STEP_BITS = 133
 _BASE_BITS = 2 * _STEP_BITS + 192
+_FLOOR_BITS = 200
+"""A radius below 2**-200 is far below the smallest subnormal of float32: good enough where the result is 0."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,20 @@ class Direction:
         return f"{self.input}.{self.where}"
 
 
-def directions(operator: Operator, batch: Batch) -> Iterator[Direction]:
+def directions(operator: Operator, batch: Batch, *, every_edge: bool = False) -> Iterator[Direction]:
     """The directions in which a batch's gradient is certified."""
     rng = generator(batch.case, "directions")
     length = batch.case.structure.T
 
     def random(shape: tuple[int, ...]) -> Array:
-        return rng.integers(-8, 9, shape) / 8.0
+        return rng.integers(1, 9, shape) * rng.choice((-1.0, 1.0), shape) / 8.0  # never 0: a direction moves something
 
     for name, x in batch.tensors.items():
         if not x.numel():
             continue
         yield Direction(name, "full", random(tuple(x.shape)))
-        for t in sorted({0, CHUNK - 1, CHUNK, length - 1} & set(range(length))):
+        edges = sorted({0, CHUNK - 1, CHUNK, length - 1} & set(range(length)))
+        for t in edges if every_edge else [edges[int(rng.integers(len(edges)))]]:
             array = np.zeros(tuple(x.shape))
             array[:, t] = random(array[:, t].shape)
             yield Direction(name, f"token {t}", array)
@@ -73,7 +76,11 @@ def directions(operator: Operator, batch: Batch) -> Iterator[Direction]:
 
 
 def derivative(operator: Operator, batch: Batch, direction: Direction) -> float:
-    """The exact derivative of the loss along a direction, to double precision."""
+    """The exact derivative of the loss along a direction, to double precision.
+
+    Raises:
+        OracleError: the proved radius is not below one rounding of the result.
+    """
     ctx = ArbContext(_BASE_BITS + batch.case.structure.T)
     with ctx.working():
         h = ctx.number(2.0**-_STEP_BITS)
@@ -85,7 +92,10 @@ def derivative(operator: Operator, batch: Batch, direction: Direction) -> float:
             for sign in (1, -1):
                 moved = _move(ctx, batch, head, direction, n, h_index, h * sign, per_value)
                 total += sign * _loss(operator, batch, ctx, moved, n, h_index)
-        return float((total / (2 * h)).mid())
+        ball = total / (2 * h)
+        if not (ball.is_finite() and ball.rad() <= abs(ball.mid()) * 2.0**-53 + 2.0**-_FLOOR_BITS):
+            raise OracleError(f"{operator.name}: derivative along {direction.name} is only known as {ball}")
+        return float(ball.mid())
 
 
 def _place(batch: Batch, direction: Direction, h: int, per_value: dict[str, bool]) -> int:

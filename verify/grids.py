@@ -105,7 +105,7 @@ def grid(operator: Operator, *, quick: bool = False, full: bool = False, seed: i
             add(structure, dtype, "random", i, properties=True)
     for i, family in enumerate(operator.families):
         for dtype in some or _pair(i):
-            add(FAMILY, dtype, family, 0)
+            add(FAMILY, dtype, family, i)
     for turn in range(1, len(operator.grid)):
         for dtype in some or _pair(turn):
             add(OPTION, dtype, "random", turn, properties=turn == 1)

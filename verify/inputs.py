@@ -105,6 +105,15 @@ class Batch:
         """A copy with some fields replaced."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
+    def copy(self) -> Batch:
+        """The same values in memory of its own, laid out alike: for a run that may modify what it is given."""
+        layout = self.case.structure.layout
+        tensors = {name: lay_out(x.clone(), layout) for name, x in self.tensors.items()}
+        state = None if self.state is None else {name: x.clone() for name, x in self.state.items()}
+        return replace(
+            self, tensors=tensors, state=state, cotangents={k: x.clone() for k, x in self.cotangents.items()}
+        )
+
 
 def generator(case: Case, purpose: str) -> np.random.Generator:
     """A stream of random numbers of its own for each purpose, equal on every machine."""

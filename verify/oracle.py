@@ -13,6 +13,7 @@ import inspect
 import os
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -93,7 +94,10 @@ def truth(operator: Operator, batch: Batch, budget: dict[str, Array]) -> Truth:
     checked = structure.T * structure.K * (structure.K + structure.V) <= CROSSCHECK
     prec = 192 + structure.T
     while prec <= _MOST_BITS:
-        answer = _enclose(operator, batch, prec, checked)
+        try:
+            answer = _enclose(operator, batch, prec, checked)
+        except ZeroDivisionError:
+            answer = None  # a ball met a singular matrix
         if answer is not None and not _too_wide(answer, budget, batch.case.dtype):
             _save(path, answer)
             return answer
@@ -201,7 +205,8 @@ def _source_hash(module: str) -> bytes:
 def _cache_file(operator: Operator, batch: Batch) -> Path:
     digest = hashlib.sha256(_source_hash(operator.oracle.__module__))
     structure = batch.case.structure
-    digest.update(repr((operator.name, structure.sequences, structure.group, sorted(batch.options.items()))).encode())
+    options = {k: float(v).hex() if isinstance(v, torch.Tensor) else v for k, v in sorted(batch.options.items())}
+    digest.update(repr((operator.name, structure.sequences, structure.group, options)).encode())
     for group in (batch.tensors, batch.state or {}):
         for name, x in group.items():
             digest.update(f"{name}{tuple(x.shape)}{x.dtype}".encode())
@@ -212,11 +217,11 @@ def _cache_file(operator: Operator, batch: Batch) -> Path:
 
 def _load(path: Path) -> Truth | None:
     try:
-        with np.load(path) as data:
+        with path.open("rb") as file, np.load(file) as data:
             names = [key[3:] for key in data.files if key.startswith("hi.")]
             hi, lo, radius = ({name: data[f"{part}.{name}"] for name in names} for part in ("hi", "lo", "rd"))
             return Truth(hi, lo, radius, int(data["prec"]), bool(data["crosschecked"]))
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 
@@ -229,5 +234,5 @@ def _save(path: Path, answer: Truth) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
             np.savez(file, allow_pickle=False, prec=answer.prec, crosschecked=answer.crosschecked, **arrays)
         os.replace(file.name, path)
-    except OSError:
-        return  # a read-only cache only costs time
+    except OSError:  # a read-only or full cache only costs time
+        return

@@ -67,6 +67,9 @@ def finite(x: float) -> float | None:
 def append(path: Path, records: list[Record]) -> None:
     """Add records to a JSON-lines file, whole lines at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.read_bytes().endswith(b"\n"):
+        whole, _, _ = path.read_bytes().rpartition(b"\n")  # an interruption cut the last line short
+        path.write_bytes(whole + b"\n" if whole else b"")
     with path.open("ab") as file:
         file.write(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 

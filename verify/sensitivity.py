@@ -48,6 +48,16 @@ class Sensitivity:
         """Unavoidable error of every element of one output, for accumulation in the case's type."""
         return np.max(np.abs(self.shifts[name]), axis=0)
 
+    def kappa_rms(self, name: str, head_axis: int) -> Array | None:
+        """Unavoidable root mean square error in each head; ``None`` for a scalar."""
+        shifts = self.shifts[name]
+        if shifts.ndim < 3:
+            return None
+        within = tuple(i for i in range(1, shifts.ndim) if i not in (1, head_axis + 1))
+        if not shifts.size:
+            return np.zeros(())
+        return np.max(np.sqrt(np.mean(shifts * shifts, axis=within)), axis=0)
+
 
 def sensitivity(operator: Operator, batch: Batch, *, backward: bool) -> Sensitivity:
     """Measure it: a run of the reference as it is, and runs of ``PATTERNS`` moved copies in all."""

@@ -72,6 +72,8 @@ def cases(
 ) -> Case:
     """A case of the operator: structure, family, dtype, one of the grid's option settings, and a seed."""
     structure = draw(structures(operator, tokens=tokens, width=width, heads=heads), label="structure")
+    # At width 1 every write wipes the memory: float64 chunk forms, which forget by subtraction, lose relative digits.
+    dtypes = tuple(dtype for dtype in dtypes if structure.K > 1 or dtype != "float64") or dtypes
     families = [family for family in operator.families if fits(family, structure)]
     return Case(
         operator=operator.name,

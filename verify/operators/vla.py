@@ -86,10 +86,10 @@ OPERATOR = Operator(
     grid=(
         {},
         {"normalizer": False},
-        {"gain": "raw"},
+        {"gain": "raw", "lam0": 1.0},
         {"lam0": 1e-3},
         {"lam0": 10.0, "normalizer": False},
-        {"gain": "raw", "lam0": 1.0, "normalizer": False},
+        {"gain": "raw", "lam0": 2.0, "normalizer": False},
         {"eps": 30.0},
     ),
     families=(

@@ -114,7 +114,10 @@ def packed(probe: Probe) -> Iterator[Finding]:
         alone = alone.with_(case=_unpacked(alone))
         if batch.state is not None:
             alone = alone.with_(state={k: x[n : n + 1] for k, x in batch.state.items()})
-        yield probe.judge("o", probe.run(alone)["o"], f"sequence {n} alone", slice(start, stop))
+        found = probe.run(alone)
+        yield probe.judge("o", found["o"], f"sequence {n} alone", slice(start, stop))
+        for name in (name for name in found.values if name != "o"):
+            yield probe.same_bits(probe.outcome[name][n : n + 1], found[name], f"{name} of sequence {n} alone")
         mine = torch.zeros(structure.T, dtype=torch.bool)
         mine[start:stop] = True
         tensors = {
@@ -124,6 +127,18 @@ def packed(probe: Probe) -> Iterator[Finding]:
         changed = probe.run(batch.with_(tensors=tensors))["o"]
         what = f"sequence {n} with other neighbours"
         yield probe.same_bits(changed[:, start:stop], probe.outcome["o"][:, start:stop], what)
+        if "gradient" in probe.variant.supports and stop > start:
+            yield from _isolated(probe, n, mine)
+
+
+def _isolated(probe: Probe, n: int, mine: torch.Tensor) -> Iterator[Finding]:
+    """The gradient of one packed sequence's outputs to every other row is exactly 0."""
+    cotangents = {name: torch.zeros_like(x) for name, x in probe.batch.cotangents.items()}
+    cotangents["o"][:, mine] = probe.batch.cotangents["o"][:, mine]
+    result = probe.run(probe.batch.with_(cotangents=cotangents), backward=True)
+    for name in probe.batch.tensors:
+        rest = result[f"d {name}"][:, ~mine]
+        yield probe.same_bits(rest, torch.zeros_like(rest), f"gradient of sequence {n} to other rows of {name}")
 
 
 def _unpacked(batch: Batch) -> object:
@@ -139,8 +154,10 @@ def permutation(probe: Probe) -> Iterator[Finding]:
     for axis, state_axis, what in axes:
         tensors = {name: x.flip(axis) for name, x in batch.tensors.items()}
         state = None if batch.state is None else {k: x.flip(state_axis) for k, x in batch.state.items()}
-        flipped = probe.run(batch.with_(tensors=tensors, state=state))["o"].flip(axis)
-        yield probe.same_bits(flipped, probe.outcome["o"], f"output for reversed {what}")
+        flipped = probe.run(batch.with_(tensors=tensors, state=state))
+        for name, x in probe.outcome.values.items():
+            back = flipped[name].flip(axis if name == "o" else state_axis)
+            yield probe.same_bits(back, x, f"{name} for reversed {what}")
 
 
 CAUSALITY = Property(

@@ -203,7 +203,7 @@ def delta_net(probe: Probe) -> Iterator[Finding]:
     state = None if batch.state is None else {"S": batch.state["S"].double()}
     exact = run(other, other.variant(other.reference), Batch(case, tensors, state, {"scale": 1.0}, {}))["o"].numpy()
     sensitive = probe.sensitivity(limit)
-    wanted = Wanted(exact, 0 * exact, sensitive.kappa("o"), 0 * exact, 2)
+    wanted = Wanted(exact, 0 * exact, sensitive.kappa("o"), 0 * exact, 2, sensitive.kappa_rms("o", 2))
     verdict = compare("o", probe.run(limit)["o"], wanted, batch.case.dtype, probe.roundoff)
     yield Finding(verdict.ratio, f"lam0 = 2^60 against DeltaNet, beta = 1: {verdict.message()}")
 

@@ -1,0 +1,79 @@
+"""Unavoidable error is what roundings do to the definition, not what they do to a clever program."""
+
+import dataclasses
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+from linattest.impls import linear
+from linattest.verify import registry, sensitivity
+from linattest.verify.inputs import Batch, Case, Structure, build
+from linattest.verify.sensitivity import Sensitivity
+from linattest.verify.spec import Operator, Variant
+from linattest.verify.tolerance import PATTERNS, THRESHOLD, unit_roundoff
+
+LINEAR = registry.operator("linear")
+
+
+def sizes(found: Sensitivity) -> dict[str, float]:
+    """The typical kappa of each output that is not all zero, in roundings of its typical element."""
+    rms = {name: float(np.sqrt(np.mean(x * x))) for name, x in found.values.items() if x.any()}
+    return {name: float(np.median(found.kappa(name))) / rms[name] / unit_roundoff("float32") for name in rms}
+
+
+def exaggeration(operator: Operator, batch: Batch) -> dict[str, float]:
+    """By output, how much larger kappa is with every operation moved than with the inputs moved alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        full = sizes(sensitivity.sensitivity(operator, batch, backward=batch.case.gradient))
+        patch.setattr(sensitivity, "RandomRounding", lambda *_: nullcontext())
+        inputs = sizes(sensitivity.sensitivity(operator, batch, backward=batch.case.gradient))
+    return {name: full[name] / max(inputs[name], 0.1) for name in full}
+
+
+def batch_of(operator: Operator, T: int = 20) -> Batch:
+    structure = Structure(T=T, K=5, V=4, H=2, initial_state=True)
+    return build(operator, Case(operator=operator.name, structure=structure, seed=2))
+
+
+@pytest.mark.parametrize("name", [operator.name for operator in registry.OPERATORS])
+def test_moving_operations_is_not_much_worse_than_moving_inputs(name: str):
+    """On a benign input. More means that the reference runs a trick, such as an error-free sum, that roundings undo:
+    kappa is then not the problem's, and the harness is blind."""
+    found = exaggeration(registry.operator(name), batch_of(registry.operator(name)))
+    assert {what: round(x) for what, x in found.items() if x > THRESHOLD} == {}
+
+
+def anchored(*x: torch.Tensor, output_final_state: bool, **given: object) -> tuple[torch.Tensor, object]:
+    """Linear attention with a trick: each value is cut at a grid far above it, and put together again."""
+    q, k, v = x
+    coarse, again = ((v + 4096.0) - 4096.0 for _ in range(2))
+    return linear.recurrent(q, k, coarse + (v - again), output_final_state=output_final_state, **given)  # type: ignore[arg-type]
+
+
+def test_a_reference_with_a_trick_is_seen():
+    variant = Variant(name="recurrent", function=f"{__name__}:anchored")
+    found = exaggeration(dataclasses.replace(LINEAR, variants=(variant,)), batch_of(LINEAR))
+    assert found["o"] > THRESHOLD
+
+
+def test_movement_is_seeded_and_every_pattern_differs():
+    first, second = (sensitivity.sensitivity(LINEAR, batch_of(LINEAR), backward=True) for _ in range(2))
+    for name, shifts in first.shifts.items():
+        assert np.array_equal(shifts, second.shifts[name])
+        assert len(shifts) == PATTERNS
+        assert len({shift.tobytes() for shift in shifts}) == (PATTERNS if first.values[name].any() else 1), name
+
+
+def test_exact_zeros_do_not_move():
+    batch = batch_of(LINEAR)
+    batch = batch.with_(tensors=batch.tensors | {"q": torch.zeros_like(batch.tensors["q"])})
+    assert not sensitivity.sensitivity(LINEAR, batch, backward=False).kappa("o").any()
+
+
+def test_kappa_scales_with_the_roundoff_of_the_accumulation_type():
+    batch = batch_of(LINEAR)
+    wide = batch.with_(case=Case(operator="linear", structure=batch.case.structure, dtype="float64", seed=2))
+    narrow, fine = (sensitivity.sensitivity(LINEAR, b, backward=False).kappa("o") for b in (batch, wide))
+    assert np.median(narrow / fine) == pytest.approx(2.0**29, rel=1e-3)
