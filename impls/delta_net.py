@@ -96,10 +96,13 @@ def _run(core, q, k, v, beta, scale, initial_state, output_final_state, cu_seqle
     if initial_state is not None:
         N = sizes.B if offsets is None else len(offsets) - 1
         arguments.check_state("initial_state", initial_state, (N, HV, K, V), "[N, HV, K, V]", q)
-    query, key, value = (features.heads_first(x, HV) for x in (q, k, v))
-    write = key * features.heads_first(beta).unsqueeze(-1)
-    o, state = features.over_sequences(
-        core, (query, key, write, value), features.to_state(initial_state, WIDE), offsets
-    )
+    inputs = [features.heads_first(x, HV) for x in (q, k, v)] + [features.heads_first(beta)]
+    core = functools.partial(_core, core)
+    o, state = features.over_sequences(core, inputs, features.to_state(initial_state, WIDE), offsets)
     final = features.to_state(state, arguments.compute_dtype(q.dtype)) if output_final_state else None
     return features.tokens_first(o * factor, v.dtype), final
+
+
+def _core(walk, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, S: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One sequence: q, k [B, HV, T, K], v [B, HV, T, V], beta [B, HV, T], all WIDE. Erase k, write beta k."""
+    return walk(q, k, k * beta.unsqueeze(-1), v, S)

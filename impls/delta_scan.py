@@ -192,7 +192,7 @@ def chunk_core(
         return v, S
     C = features.chunk_length(T, chunk_size)
     Q, E, W, V = (features.into_chunks(x, C) for x in (q, erase, write, v))
-    system, scores = E @ W.mT, (Q @ W.mT).tril()
+    system, scores = E @ W.mT, (Q @ W.mT).tril_()
     kept = None
     if g is not None:
         gates = features.into_chunks(g, C)
@@ -201,17 +201,20 @@ def chunk_core(
         Q, E, W = d * Q, d * E, D[:, :, -1, :, None] * W
         kept = d[:, :, -1:]
     starts, residuals, final = walk(E, W, V, system, kept, S.flatten(0, 1))
-    return features.from_chunks(Q @ starts + read(scores, residuals), B, H, T), final.reshape(S.shape)
+    return features.from_chunks(read(Q @ starts, scores, residuals), B, H, T), final.reshape(S.shape)
 
 
-def read(scores: Tensor, residuals: Tensor) -> Tensor:
-    """scores @ residuals for lower triangular scores; rows from the first residual that is not finite on are NaN.
+def read(base: Tensor, scores: Tensor, residuals: Tensor) -> Tensor:
+    """base + scores @ residuals, [G, N, C, *], for lower triangular scores; NaN from the first infinite residual on.
 
     Without the mask, 0 * inf above the diagonal would carry an overflow to tokens before it.
     """
-    finite = torch.isfinite(residuals)
-    lost = (~finite.all(-1, keepdim=True)).to(torch.int8).cummax(-2).values.bool()
-    return torch.where(lost, torch.nan, scores @ torch.where(finite, residuals, 0))
+    finite = torch.isfinite(residuals.detach().sum(-1, keepdim=True))
+    if bool(finite.all()):
+        flat = (x.flatten(0, 1) for x in (base, scores, residuals))
+        return torch.baddbmm(*flat).unflatten(0, base.shape[:2])
+    lost = (~finite).to(torch.int8).cummax(-2).values.bool()
+    return torch.where(lost, torch.nan, base + scores @ torch.where(finite, residuals, 0))
 
 
 def walk(

@@ -16,9 +16,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 WIDE = torch.float64
+SMALLEST_NORM = 2.0**-480  # below it, and above its inverse, squares of float64 entries leave the normal range
 
 State = Any  # None, a tensor [N, ...], or a (named) tuple of such
 P = ParamSpec("P")
@@ -42,6 +42,29 @@ def is_wide(x: object) -> bool:
     return isinstance(x, Tensor) and x.dtype == WIDE
 
 
+class _OnceOnly(torch.autograd.Function):
+    """(count, *gradients, *sources) -> gradients, tied to the sources so that a second derivative meets the error."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[None, ...]:
+        raise RuntimeError("cannot differentiate twice: this operator's backward is a formula, differentiable once")
+
+
+def once_only(gradients: Sequence[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of a custom backward, such that differentiating them raises.
+
+    `once_differentiable` of torch raises only where its error node lies on the path asked for; asked for the inputs
+    of the forward it is silently passed by, and the second derivative is wrong.
+    """
+    if not torch.is_grad_enabled():
+        return tuple(gradients)
+    return _OnceOnly.apply(len(gradients), *gradients, *sources)
+
+
 # --- feature map and norm ------------------------------------------------------------------------------------
 
 
@@ -58,14 +81,18 @@ def phi(x: Tensor) -> Tensor:
 def norm(x: Tensor) -> Tensor:
     """x / |x| along the last dimension, 0 (with zero gradient) where x = 0; same shape and dtype.
 
-    The division by max|x_i| comes first, so that neither tiny nor huge rows under- or overflow when squared. No eps:
-    every non-zero row has norm 1. NaN stays NaN.
+    Rows whose squares would under- or overflow are divided by max|x_i| first; each row takes the path its own length
+    asks for, whatever the others hold. No eps: every non-zero row has norm 1. NaN stays NaN.
     """
-    largest = x.detach().abs().amax(-1, keepdim=True)  # x/|x| does not change with it, so neither does the gradient
-    zero = largest == 0
-    y = x / torch.where(zero, 1, largest)
-    square = torch.where(zero, 1, y.square().sum(-1, keepdim=True))
-    return y * torch.where(zero, 0, square.rsqrt())
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    plain = (length > SMALLEST_NORM) & (length < 1 / SMALLEST_NORM)
+    if bool(plain.all()):
+        return x / length
+    # x/|x| does not change with the divisor, so neither does the gradient
+    largest = torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1, keepdim=True)
+    y = x / torch.where(largest == 0, 1, largest)
+    scaled = y / torch.where(largest == 0, 1, torch.linalg.vector_norm(y, dim=-1, keepdim=True))
+    return torch.where(plain, x / torch.where(plain, length, 1), scaled)
 
 
 # --- layout --------------------------------------------------------------------------------------------------
@@ -152,9 +179,8 @@ class _PrefixSums(torch.autograd.Function):
         return sums
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
-        after = upstream.flip(1).cumsum(1).flip(1)
+        after = upstream.flip(1).cumsum(1).flip(1)  # plain operations: differentiable again
         return after[:, 1:], after[:, 0], None
 
 

@@ -1,14 +1,14 @@
 """Chunk-parallel `ridge_solve`: forward with a safety net, and its backward.
 
-With M_n the sum of u u^T before a chunk (a prefix sum, so no chunk waits for another), A = (lam0 I + M_n)^{-1}, and
+With M_n the sum of u u^T before a chunk (a prefix sum, so no chunk waits for another), G = cholesky(lam0 I + M_n), and
 U, X the chunk's rows, the Woodbury identity gives every token of the chunk at once:
 
-    Z = U A,   L = cholesky(I + Z U^T),   W = L^{-1} Z,   Y = X A - lower(X W^T) W
+    U' = U G^-T,   X' = X G^-T,   L = cholesky(I + U' U'^T),   W = L^{-1} U',   Y = (X' - lower(X' W^T) W) G^-1
 
-because A_t = A - sum_{i <= t} w_i w_i^T. That is subtractive, so one step of iterative refinement follows,
-Y += apply(X - lam0 Y - Y M_n - lower(Y U^T) U), and every token is checked: where u_i A u_i^T of any token so far in
-the chunk is beyond a limit, or the correction is not small, the token gets its own Cholesky factor. Both decisions
-look at tokens up to their own only, so later tokens cannot change earlier bits.
+because A_t = G^-T (I - sum_{i <= t} w_i w_i^T) G^-1. That is subtractive, so where it matters one step of iterative
+refinement follows, Y += apply(X - lam0 Y - Y M_n - lower(Y U^T) U), and every token is checked: where |u'_i|^2 of any
+token so far in the chunk is beyond a limit, or the correction is not small, the token gets its own Cholesky factor.
+Both decisions look at tokens up to their own only, so later tokens cannot change earlier bits.
 
 Backward, with upstream ybar and Mbar (of the final state): b_t = A_t ybar_t, the same solve, and
 
@@ -24,13 +24,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from linattest.impls import features
-from linattest.impls.features import WIDE
 
 SMALL = 2.0**-26  # about the square root of float64's roundoff: a correction this small squares away
-LEVERAGE = 2.0**10  # largest u A u^T that Woodbury may see: it cancels that much of A
+LEVERAGE = 2.0**10  # largest |u'|^2 = u A u^T that Woodbury may see: it cancels that much of A
 EASY = 2.0**20  # condition times leverage below which narrow inputs need no refinement: 53 - 20 bits are more than 24
 
 
@@ -54,17 +52,18 @@ def core(
 def cholesky(A: Tensor) -> Tensor:
     """Lower Cholesky factor of each matrix, NaN (not an error) where a matrix is not positive definite."""
     factor, info = torch.linalg.cholesky_ex(A)
-    return torch.where((info != 0)[..., None, None], torch.nan, factor)
+    failed = info != 0
+    return factor.masked_fill_(failed[..., None, None], torch.nan) if bool(failed.any()) else factor
 
 
 class Factors(NamedTuple):
-    """What a chunk solve needs, for P chunks: rows U [P, C, K]; lam0 I + M before the chunk [P, K, K]; its inverse
-    A [P, K, K]; Woodbury rows W [P, C, K]; which tokens W cannot serve, and which it serves so well that nothing need
-    be refined [P, C]."""
+    """What a chunk solve needs, for P chunks: rows U [P, C, K]; lam0 I + M before the chunk and its factor G [P, K, K];
+    Woodbury rows W [P, C, K]; which tokens W cannot serve, and which it serves so well that nothing need be refined
+    [P, C]."""
 
     U: Tensor
     M: Tensor
-    A: Tensor
+    G: Tensor
     W: Tensor
     unsafe: Tensor
     easy: Tensor
@@ -72,31 +71,40 @@ class Factors(NamedTuple):
 
 def penalties(U: Tensor, lam: Tensor, start: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
     """U [G, N, C, K] -> lam0 I + M before each chunk [G N, K, K], and the final M [G, K, K]."""
-    ridge = lam[:, None, None, None] * torch.eye(U.shape[-1], dtype=WIDE, device=U.device)
     sums = features.prefix_sums(U.mT @ U, start, exact=exact)
-    return (sums[:, :-1] + ridge).flatten(0, 1), sums[:, -1].clone()
+    final = sums[:, -1].clone()
+    before = sums[:, :-1]
+    before.diagonal(dim1=-2, dim2=-1).add_(lam[:, None, None])
+    return before.flatten(0, 1), final
 
 
 def factorise(U: Tensor, M: Tensor) -> Factors:
     """U [P, C, K], lam0 I + M before each chunk [P, K, K]."""
     C = U.shape[1]
-    factor = cholesky(M)
-    smallest = factor.diagonal(dim1=-2, dim2=-1).amin(-1).square()
+    G = cholesky(M)
+    smallest = G.diagonal(dim1=-2, dim2=-1).amin(-1).square()
     condition = M.diagonal(dim1=-2, dim2=-1).sum(-1) / smallest  # an estimate that sees no token of the chunk
-    A = torch.cholesky_inverse(factor)
-    Z = torch.bmm(U, A)
-    inner = torch.bmm(Z, U.mT)
-    leverage = inner.diagonal(dim1=-2, dim2=-1).cummax(-1).values
-    L, info = torch.linalg.cholesky_ex(inner + torch.eye(C, dtype=WIDE, device=U.device))
-    W = torch.linalg.solve_triangular(L, Z, upper=False)
+    whitened = whiten(G, U)
+    gram = torch.bmm(whitened, whitened.mT)
+    leverage = gram.diagonal(dim1=-2, dim2=-1).cummax(-1).values
+    gram.diagonal(dim1=-2, dim2=-1).add_(1)
+    L, info = torch.linalg.cholesky_ex(gram)
+    W = torch.linalg.solve_triangular(L, whitened, upper=False)
     broken = torch.arange(1, C + 1, device=U.device) >= torch.where(info == 0, C + 1, info)[:, None]
     unsafe = broken | ~(leverage <= LEVERAGE)  # a NaN is unsafe too
-    return Factors(U, M, A, W, unsafe, easy=~unsafe & (condition[:, None] * (1 + leverage) <= EASY))
+    return Factors(U, M, G, W, unsafe, easy=~unsafe & (condition[:, None] * (1 + leverage) <= EASY))
+
+
+def whiten(G: Tensor, rows: Tensor) -> Tensor:
+    """rows G^-T."""
+    return torch.linalg.solve_triangular(G.mT, rows, upper=True, left=False)
 
 
 def apply_inverse(f: Factors, X: Tensor) -> Tensor:
     """A_t x_t for every token, by Woodbury."""
-    return torch.bmm(X, f.A).baddbmm_(torch.bmm(X, f.W.mT).tril_(), f.W, alpha=-1)
+    whitened = whiten(f.G, X)
+    whitened.baddbmm_(torch.bmm(whitened, f.W.mT).tril_(), f.W, alpha=-1)
+    return torch.linalg.solve_triangular(f.G, whitened, upper=False, left=False)
 
 
 def residual(f: Factors, X: Tensor, Y: Tensor) -> Tensor:
@@ -143,21 +151,25 @@ class _ChunkSolve(torch.autograd.Function):
         factors = factorise(U.flatten(0, 1), before)
         Y = solve(factors, X.flatten(0, 1), exact)
         ctx.exact = exact
-        ctx.save_for_backward(Y, *factors)
+        ctx.save_for_backward(X, U, lam, M, Y, *factors)
         return Y.view(X.shape), final
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor, upstream_M: Tensor) -> tuple[Tensor | None, ...]:
-        Y, *parts = ctx.saved_tensors
-        factors = Factors(*parts)
-        G, N = upstream.shape[:2]
-        b = solve(factors, upstream.flatten(0, 1), ctx.exact)
-        outer = torch.bmm(b.mT, Y).unflatten(0, (G, N))
-        # after[n] is what the chunks behind chunk n - 1 contribute; the final state's gradient comes last of all
-        after = features.prefix_sums(-(outer + outer.mT).flip(1), upstream_M + upstream_M.mT).flip(1)
-        U = factors.U
-        u_bar = torch.bmm(U, after[:, 1:].flatten(0, 1))
-        u_bar.baddbmm_(torch.bmm(U, Y.mT).triu_(), b, alpha=-1).baddbmm_(torch.bmm(U, b.mT).triu_(), Y, alpha=-1)
-        lam_bar = -(b * Y).unflatten(0, (G, N)).sum((1, 2, 3))
-        return b.view(upstream.shape), u_bar.view(upstream.shape), lam_bar, after[:, 0] / 2, None
+        X, U, lam, M, Y, *parts = ctx.saved_tensors
+        with torch.no_grad():
+            gradients = adjoint(Factors(*parts), Y, upstream, upstream_M, ctx.exact)
+        return (*features.once_only(gradients, X, U, lam, M, upstream, upstream_M), None)
+
+
+def adjoint(f: Factors, Y: Tensor, upstream: Tensor, upstream_M: Tensor, exact: bool) -> tuple[Tensor, ...]:
+    """Gradients to X, U, lam and M_0, as in the module docstring; upstream [G, N, C, K], upstream_M [G, K, K]."""
+    G, N = upstream.shape[:2]
+    b = solve(f, upstream.flatten(0, 1), exact)
+    outer = torch.bmm(b.mT, Y).unflatten(0, (G, N))
+    # after[n] is what the chunks behind chunk n - 1 contribute; the final state's gradient comes last of all
+    after = features.prefix_sums(-(outer + outer.mT).flip(1), upstream_M + upstream_M.mT).flip(1)
+    u_bar = torch.bmm(f.U, after[:, 1:].flatten(0, 1))
+    u_bar.baddbmm_(torch.bmm(f.U, Y.mT).triu_(), b, alpha=-1).baddbmm_(torch.bmm(f.U, b.mT).triu_(), Y, alpha=-1)
+    lam_bar = -(b * Y).unflatten(0, (G, N)).sum((1, 2, 3))
+    return b.view(upstream.shape), u_bar.view(upstream.shape), lam_bar, after[:, 0] / 2

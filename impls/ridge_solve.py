@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from linattest.impls import arguments, features, ridge_chunk
 from linattest.impls.features import WIDE
@@ -134,13 +133,14 @@ class _Solve(torch.autograd.Function):
     def forward(ctx: Any, A: Tensor, x: Tensor) -> Tensor:
         factor = ridge_chunk.cholesky(A)
         y = torch.cholesky_solve(x.unsqueeze(-1), factor).squeeze(-1)
-        ctx.save_for_backward(factor, y)
+        ctx.save_for_backward(A, factor, y)
         return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
-        factor, y = ctx.saved_tensors
-        b = torch.cholesky_solve(upstream.unsqueeze(-1), factor).squeeze(-1)
-        outer = b.unsqueeze(-1) * y.unsqueeze(-2)
-        return -(outer + outer.mT) / 2, b
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, ...]:
+        A, factor, y = ctx.saved_tensors
+        with torch.no_grad():
+            b = torch.cholesky_solve(upstream.unsqueeze(-1), factor).squeeze(-1)
+            outer = b.unsqueeze(-1) * y.unsqueeze(-2)
+            gradients = (-(outer + outer.mT) / 2, b)
+        return features.once_only(gradients, A, y, upstream)

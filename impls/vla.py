@@ -282,7 +282,7 @@ def scan_core(
     start = S.flatten(0, 1).unsqueeze(1)
     starts = P @ start + add
     R = TV - TE @ starts
-    o = Q @ starts + delta_scan.read((Q @ W.mT).tril(), R)
+    o = delta_scan.read(Q @ starts, (Q @ W.mT).tril_(), R)
     return features.from_chunks(o, B, H, T), (P_all @ start[:, 0] + add_all).reshape(S.shape)
 
 

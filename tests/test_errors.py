@@ -158,7 +158,7 @@ def bad_options(operator: Operator, variant: Variant) -> Iterator[Bad]:
         "nudge": [("nan", math.nan, V)],
         "nudge_period": [("-1", -1, V), ("20", 20, V)],  # 20 needs inverse="sherman-morrison"
     }
-    for name in parameters(variant).keys() & table.keys():
+    for name in (name for name in table if name in parameters(variant)):
         for word, value, error in table[name]:
             given = valid(operator, variant) | {name: value}
             yield Bad(f"{name} = {word}", lambda given=given: given, error, (name, word.strip("[]")))

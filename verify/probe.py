@@ -92,6 +92,10 @@ class Probe:
         ratio = 0.0 if value <= 0 else float("inf") if bound <= 0 or not np.isfinite(value) else 30 * value / bound
         return Finding(ratio, f"{what}: {value:.6g}, at most {bound:.6g}")
 
+    def holds(self, value: float, bound: float, what: str) -> Finding:
+        """An inequality: nothing or everything."""
+        return Finding(0.0 if value <= bound else float("inf"), f"{what}: {value:.9g}, at most {bound:.9g}")
+
     def same_bits(self, got: torch.Tensor, wanted: torch.Tensor, what: str) -> Finding:
         """Equal bit for bit, NaN equal to NaN."""
         if got.shape != wanted.shape or got.dtype != wanted.dtype:

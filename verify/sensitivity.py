@@ -68,6 +68,12 @@ def sensitivity(operator: Operator, batch: Batch, *, backward: bool) -> Sensitiv
         copies += run_copies(operator, batch, size, backward, moved=True, turn=len(copies))
     values = {name: _array(x) for name, x in base.values.items()}
     scale = unit_roundoff(accumulation(batch.case.dtype)) / STEP
+    for name, x in values.items():
+        if np.isfinite(x).all() and not all(bool(c[name].isfinite().all()) for c in copies):
+            raise ArithmeticError(
+                f"the float64 reference's {name} is not finite after moves of 2**{int(np.log2(STEP))}: this input is "
+                "too ill-conditioned for an error to be judged"
+            )
     shifts = {name: scale * (np.stack([_array(c[name]) for c in copies]) - x) for name, x in values.items()}
     return Sensitivity(values, shifts)
 

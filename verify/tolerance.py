@@ -30,9 +30,10 @@ ORACLE_MARGIN = 2.0**-20
 PATTERNS = 16
 """Sign patterns whose pointwise maximum is kappa; fewer than 8 give false alarms."""
 
-STEP = 2.0**-26
-"""Relative step of a perturbation in float64: the square root of its roundoff, so that the difference
-of two runs has about 26 good bits. It is scaled to the roundoff wanted."""
+STEP = 2.0**-36
+"""Relative step of a perturbation in float64, scaled to the roundoff wanted. The difference of two runs has
+about 17 good bits, and inputs with a condition up to 2**36 stay in the linear range (2**-26, the square root
+of the roundoff, made matrices with a ridge of 1e-8 indefinite)."""
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,

@@ -53,7 +53,7 @@ def inverse(probe: Probe) -> Iterator[Finding]:
             excess = float((np.abs(a @ m - np.eye(s.K)) / bound).max())
             yield probe.within(excess, 1.0, f"{where}: |A M - I| over its bound")
             least = float(np.linalg.eigvalsh((a + a.T) / 2).min())
-            yield probe.within(-least, 0.0, f"{where}: minus the least eigenvalue of A")
+            yield probe.holds(-least, 0.0, f"{where}: minus the least eigenvalue of A")
 
 
 def _unit_columns(batch: Batch) -> Batch:
@@ -127,7 +127,7 @@ def bounded_state(probe: Probe) -> Iterator[Finding]:
                 if t in norms:
                     bound = energy / np.sqrt(np.linalg.eigvalsh(step.m).min())
                     slack = 1 + THRESHOLD * probe.roundoff * s.T
-                    yield probe.within(float(norms[t][b, h]), slack * bound, f"|S| after {t} tokens, row {b}, head {h}")
+                    yield probe.holds(float(norms[t][b, h]), slack * bound, f"|S| after {t} tokens, row {b}, head {h}")
 
 
 def _prefix(batch: Batch, length: int) -> Batch:
