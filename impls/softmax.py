@@ -14,7 +14,8 @@ the rest is padding that is never read.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def chunk(
 ) -> tuple[Tensor, KVCache | None]:
     """Blockwise online softmax: no score matrix larger than T x chunk_size; arguments and errors as in `recurrent`.
 
-    `chunk_size` is a power of two. (With gradients, the saved blocks of all steps together are still quadratic in T.)
+    `chunk_size` is a power of two.
     """
     core = functools.partial(_chunk_core, chunk_size=arguments.check_chunk_size(chunk_size))
     return _run(core, q, k, v, scale, initial_state, output_final_state, cu_seqlens)
@@ -95,17 +96,19 @@ def _run(core, q, k, v, scale, initial_state, output_final_state, cu_seqlens):
     lengths = [0] * len(bounds)
     if initial_state is not None:
         lengths = _check_cache(initial_state, len(bounds), sizes, q)
+    whole = offsets is None and len(set(lengths)) <= 1  # every row alike: one call for all
     outputs, keys, values = [], [], []
-    for n, (b, start, end) in enumerate(bounds):
-        key, value = k[b : b + 1, start:end], v[b : b + 1, start:end]
+    for n, (b, start, end) in enumerate(bounds[:1] if whole else bounds):
+        rows, cached = (slice(None),) * 2 if whole else (slice(b, b + 1), slice(n, n + 1))
+        key, value = k[rows, start:end], v[rows, start:end]
         if initial_state is not None:
-            key = torch.cat([initial_state[0][n : n + 1, : lengths[n]], key], 1)
-            value = torch.cat([initial_state[1][n : n + 1, : lengths[n]], value], 1)
-        query = features.heads_first(q[b : b + 1, start:end], sizes.HV)
+            key = torch.cat([initial_state[0][cached, : lengths[n]], key], 1)
+            value = torch.cat([initial_state[1][cached, : lengths[n]], value], 1)
+        query = features.heads_first(q[rows, start:end], sizes.HV)
         o = core(query, features.heads_first(key, sizes.HV), features.heads_first(value), factor)
         outputs.append(features.tokens_first(o, v.dtype))
-        keys.append(key)
-        values.append(value)
+        keys += key.split(1)
+        values += value.split(1)
     if offsets is None:
         o = torch.cat(outputs) if outputs else torch.zeros_like(v)
     else:
@@ -139,11 +142,11 @@ def _cache(keys: list[Tensor], values: list[Tensor], k: Tensor, v: Tensor) -> KV
     return KVCache(joined[0], joined[1], torch.tensor(lengths, dtype=torch.int64, device=k.device))
 
 
-# --- cores: one sequence, heads first; the last T of the L keys are the queries' own --------------------------
+# --- cores: equally long sequences, heads first; the last T of the L keys are the queries' own -----------------
 
 
 def _recurrent_core(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """q [1, H, T, K], k [1, H, L, K], v [1, H, L, V]."""
+    """q [B, H, T, K], k [B, H, L, K], v [B, H, L, V]."""
     T, before = q.shape[2], k.shape[2] - q.shape[2]
     outputs = []
     for t in range(T):
@@ -155,36 +158,84 @@ def _recurrent_core(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def _chunk_core(q: Tensor, k: Tensor, v: Tensor, scale: float, *, chunk_size: int) -> Tensor:
-    """As `_recurrent_core`: all query blocks at once meet the key blocks at distance 0, 1, 2, ... before them.
-
-    Keys are aligned to the end: block distance j pairs query row i of its block with key rows j * C earlier. Distance
-    0 comes first and holds the token itself, so the running maximum is finite from the start.
-    """
-    _, H, T, K = q.shape
-    before = k.shape[2] - T
+    """As `_recurrent_core`, blockwise. Keys are aligned to the end, so that query and key blocks share their edges."""
+    B, H, T, _ = q.shape
     if T == 0:
         return v[:, :, :0]
     C = features.chunk_length(T, chunk_size)
-    N, pad = -(-T // C), -before % C
+    pad = -(k.shape[2] - T) % C
     Q = features.into_chunks(q, C)
-    blocks = [features.into_chunks(torch.cat([x.new_zeros(1, H, pad, x.shape[3]), x], 2), C) for x in (k, v)]
-    M = blocks[0].shape[1] - N  # key blocks before the first query's
-    rows = torch.arange(C, device=q.device)
-    top = torch.full((H, N, C, 1), -torch.inf, dtype=WIDE, device=q.device)
-    total, o = torch.zeros_like(top), torch.zeros(H, N, C, v.shape[3], dtype=WIDE, device=q.device)
-    for distance in range(N + M):
-        first = max(distance - M, 0)  # query blocks that have a key block this far before them
-        keys, values = (x[:, first + M - distance : N + M - distance] for x in blocks)
-        scores = scale * (Q[:, first:] @ keys.mT)
-        if distance == 0:
-            scores = scores.masked_fill(rows[:, None] < rows, -torch.inf)
-        elif distance >= M and pad:
-            block = torch.arange(first, N, device=q.device) + (M - distance)
-            scores = scores.masked_fill(((block == 0)[:, None] & (rows < pad))[:, None, :], -torch.inf)
-        block_top = torch.maximum(top[:, first:], scores.detach().amax(-1, keepdim=True))
-        weights = torch.exp(scores - block_top)
-        shrink = torch.exp(top[:, first:] - block_top)
-        o = torch.cat([o[:, :first], o[:, first:] * shrink + weights @ values], 1)
-        total = torch.cat([total[:, :first], total[:, first:] * shrink + weights.sum(-1, keepdim=True)], 1)
-        top = torch.cat([top[:, :first], block_top], 1)
-    return features.from_chunks(o / total, 1, H, T)
+    keys, values = (features.into_chunks(torch.cat([x.new_zeros(B, H, pad, x.shape[3]), x], 2), C) for x in (k, v))
+    return features.from_chunks(_Blockwise.apply(Q, keys, values, scale, pad), B, H, T)
+
+
+class _Blockwise(torch.autograd.Function):
+    """(Q [G, N, C, K], keys [G, M + N, C, K], values [G, M + N, C, V], scale, pad) -> o [G, N, C, V].
+
+    All query blocks at once meet the key blocks at distance 0, 1, 2, ... before them. Distance 0 comes first and holds
+    the token itself, so the running maximum is finite from the start. The backward computes each block of weights
+    again from the log-sum-exp: nothing quadratic in T is kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, Q: Tensor, keys: Tensor, values: Tensor, scale: float, pad: int) -> Tensor:
+        G, N, C, _ = Q.shape
+        top = torch.full((G, N, C, 1), -torch.inf, dtype=WIDE, device=Q.device)
+        total, o = torch.zeros_like(top), torch.zeros(G, N, C, values.shape[3], dtype=WIDE, device=Q.device)
+        for first, meets in _distances(N, keys.shape[1]):
+            scores = _scores(Q, keys, scale, pad, first, meets)
+            old = top[:, first:]
+            new = torch.maximum(old, scores.amax(-1, keepdim=True))
+            weights, shrink = torch.exp(scores - new), torch.exp(old - new)
+            o[:, first:] = o[:, first:] * shrink + weights @ values[:, meets]
+            total[:, first:] = total[:, first:] * shrink + weights.sum(-1, keepdim=True)
+            top[:, first:] = new
+        o /= total
+        ctx.scale, ctx.pad = scale, pad
+        ctx.save_for_backward(Q, keys, values, top, total)
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        Q, keys, values, top, total = ctx.saved_tensors
+        with torch.no_grad():
+            blocks = list(_distances(Q.shape[1], keys.shape[1]))
+
+            def weighed(first: int, meets: slice) -> tuple[Tensor, Tensor]:
+                scores = _scores(Q, keys, ctx.scale, ctx.pad, first, meets)
+                weights = torch.exp(scores - top[:, first:]) / total[:, first:]
+                return weights, upstream[:, first:] @ values[:, meets].mT
+
+            # The mean of the weights' gradients, from those very numbers. upstream . o equals it, but where one
+            # weight is nearly 1 its rounding does not cancel against theirs.
+            mean = torch.zeros_like(top)
+            for first, meets in blocks:
+                weights, slopes = weighed(first, meets)
+                mean[:, first:] += (weights * slopes).sum(-1, keepdim=True)
+            gradients = tuple(torch.zeros_like(x) for x in (Q, keys, values))
+            for first, meets in blocks:
+                weights, slopes = weighed(first, meets)
+                inner = ctx.scale * weights * (slopes - mean[:, first:])
+                gradients[0][:, first:] += inner @ keys[:, meets]
+                gradients[1][:, meets] += inner.mT @ Q[:, first:]
+                gradients[2][:, meets] += weights.mT @ upstream[:, first:]
+        return (*features.once_only(gradients, Q, keys, values, upstream), None, None)
+
+
+def _distances(N: int, blocks: int) -> Iterator[tuple[int, slice]]:
+    """(first query block, the key blocks that it and the later ones meet) for each distance, nearest first."""
+    M = blocks - N  # key blocks before the first query's
+    for distance in range(blocks):
+        first = max(distance - M, 0)
+        yield first, slice(first + M - distance, N + M - distance)
+
+
+def _scores(Q: Tensor, keys: Tensor, scale: float, pad: int, first: int, meets: slice) -> Tensor:
+    """Scores of query blocks from `first` on with the key blocks they meet; -inf for later tokens and padding."""
+    scores = scale * (Q[:, first:] @ keys[:, meets].mT)
+    rows = torch.arange(Q.shape[2], device=Q.device)
+    if meets.stop == keys.shape[1]:  # distance 0
+        scores.masked_fill_(rows[:, None] < rows, -torch.inf)
+    if meets.start == 0 and pad:
+        scores[:, 0].masked_fill_(rows < pad, -torch.inf)
+    return scores
