@@ -61,18 +61,25 @@ def directions(operator: Operator, batch: Batch, *, every_edge: bool = False) ->
     for name, x in batch.tensors.items():
         if not x.numel():
             continue
-        yield Direction(name, "full", random(tuple(x.shape)))
+        smooth = _smooth(_numpy(x))
+        yield Direction(name, "full", random(tuple(x.shape)) * smooth)
         edges = sorted({0, CHUNK - 1, CHUNK, length - 1} & set(range(length)))
         for t in edges if every_edge else [edges[int(rng.integers(len(edges)))]]:
             array = np.zeros(tuple(x.shape))
             array[:, t] = random(array[:, t].shape)
-            yield Direction(name, f"token {t}", array)
+            yield Direction(name, f"token {t}", array * smooth)
     for name, x in (batch.state or {}).items():
         if x.numel() and name in live_states(operator, batch.options):
             yield Direction(f"state.{name}", "full", random(tuple(x.shape)))
     for option in operator.options:
         if option.differentiable and batch.options[option.name] is not None:
             yield Direction(option.name, "full", np.ones(()))
+
+
+def _smooth(x: Array) -> Array:
+    """1, but 0 on rows [.., K] that are exactly zero: a norm has no derivative there, only a stated subgradient,
+    which the elementwise comparison checks."""
+    return np.any(x != 0, axis=-1, keepdims=True) * 1.0 if x.ndim > 3 else np.ones_like(x)
 
 
 def derivative(operator: Operator, batch: Batch, direction: Direction) -> float:

@@ -30,13 +30,13 @@ STRUCTURES = (
     Structure(T=130, K=64, V=16, initial_state=True),
     Structure(T=130, K=16, V=7, H=2, cu_seqlens=(0, 0, 63, 63, 64, 130), initial_state=True),
     Structure(T=80, K=16, V=16, H=2, group=2, cu_seqlens=(0, 30, 70)),
-    Structure(T=257, K=16, V=7, initial_state=True),
+    Structure(T=257, K=7, V=16, initial_state=True),
     Structure(T=64, K=128, V=100),
     Structure(T=65, K=100, V=128, initial_state=True),
 )
 """T in {0, 1, 2, 63, 64, 65, 127, 130, 257}; K and V in {1, 7, 16, 60, 64, 100, 128}; packs, groups, states."""
 
-FAMILY = Structure(T=70, K=16, V=16, H=2)
+FAMILY = Structure(T=70, K=12, V=9)
 OPTION = Structure(T=66, K=8, V=5, H=2, initial_state=True)
 PROPERTY = (
     Structure(T=70, K=8, V=6, B=2, H=2, initial_state=True),

@@ -65,6 +65,10 @@ class Context(Protocol):
         """The matrix x y^T."""
         ...
 
+    def gram(self, xs: Sequence[Matrix], n: int) -> Matrix:
+        """The sum of x x^T over some vectors of length n."""
+        ...
+
     def sqrt(self, x: Number) -> Number:
         """The square root."""
         ...
@@ -130,6 +134,10 @@ class ArbContext:
 
     def outer(self, x: flint.arb_mat, y: flint.arb_mat) -> flint.arb_mat:
         return x * y.transpose()
+
+    def gram(self, xs: Sequence[flint.arb_mat], n: int) -> flint.arb_mat:
+        rows = flint.arb_mat(len(xs), n, [entry for x in xs for entry in x.entries()])
+        return rows.transpose() * rows
 
     def sqrt(self, x: flint.arb) -> flint.arb:
         return x.sqrt()
@@ -215,6 +223,10 @@ class MpContext:
     def outer(self, x: MpMatrix, y: MpMatrix) -> MpMatrix:
         ys = [row[0] for row in y.rows]
         return MpMatrix(self.mp, [[a[0] * b for b in ys] for a in x.rows])
+
+    def gram(self, xs: Sequence[MpMatrix], n: int) -> MpMatrix:
+        columns = [[x.rows[i][0] for x in xs] for i in range(n)]
+        return MpMatrix(self.mp, [[self.mp.fdot(a, b) for b in columns] for a in columns])
 
     def sqrt(self, x: Any) -> Any:
         return self.mp.sqrt(x)

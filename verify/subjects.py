@@ -38,7 +38,7 @@ def name_state(operator: Operator, state: Any) -> Tensors:
     """A returned state as named tensors: a single tensor, or a tuple in the order of the record."""
     if not operator.states or state is None:
         return {}
-    leaves = (state,) if isinstance(state, torch.Tensor) else tuple(state)
+    leaves: tuple[Any, ...] = (state,) if isinstance(state, torch.Tensor) else tuple(state)
     if len(leaves) > len(operator.states):
         raise TypeError(f"state has {len(leaves)} tensors, expected {[s.name for s in operator.states]}")
     return {x.name: leaf for x, leaf in zip(operator.states, leaves, strict=False) if leaf is not None}

@@ -44,11 +44,10 @@ def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
         inverse = ctx.inverse(m + ctx.identity(head.K) * lam0)
     rows: list[Any] = []
     for x, u in zip(head.x, head.u, strict=True):
-        m = m + ctx.outer(u, u)
         z = inverse * u
-        inverse = inverse - ctx.outer(z, z) * (1 / (1 + ctx.dot(u, z)))
+        inverse = inverse - ctx.outer(z, z * (1 / (1 + ctx.dot(u, z))))
         rows.append(inverse * x)
-    return rows, {"M": m}
+    return rows, {"M": m + ctx.gram(head.u, head.K)}
 
 
 def definition(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:

@@ -44,9 +44,8 @@ def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
         a = ctx.inverse(m + ctx.identity(head.K) * options["lam0"])
     rows: list[Any] = []
     for q, k, v, u in zip(head.q, head.k, head.v, head.u, strict=True):
-        m = m + ctx.outer(u, u)
         w = a * u
-        a = a - ctx.outer(w, w) * (1 / (1 + ctx.dot(u, w)))
+        a = a - ctx.outer(w, w * (1 / (1 + ctx.dot(u, w))))
         key = unit(ctx, k)
         write = a * key
         if options["gain"] == "unit":
@@ -57,7 +56,7 @@ def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
         if options["normalizer"]:
             o = o * (1 / ctx.maximum(ctx.dot(z, q), options["eps"]))
         rows.append(o)
-    return rows, {"S": ctx.transpose(s), "M": m, "z": z}
+    return rows, {"S": ctx.transpose(s), "M": m + ctx.gram(head.u, head.K), "z": z}
 
 
 OPERATOR = Operator(
