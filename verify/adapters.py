@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-_BACKENDS = {
+BACKENDS = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -26,7 +26,7 @@ def sdpa(
     Raises:
         RuntimeError: PyTorch's own, when the backend cannot run these inputs.
     """
-    with sdpa_kernel(_BACKENDS[backend]):
+    with sdpa_kernel(BACKENDS[backend]):
         # the flash backend wants a dense last axis
         heads_first = [x.contiguous().transpose(1, 2) for x in (q, k, v)]
         o = scaled_dot_product_attention(heads_first[0], heads_first[1], heads_first[2], is_causal=True, scale=scale)
