@@ -28,7 +28,7 @@ from linattest.verify.records import Record, append, read
 
 @dataclass
 class Campaign:
-    """What a campaign found so far. ``complete``: the whole grid ran, so that absence says something."""
+    """What a campaign found so far. ``complete``: the full grid ran, so that absence says something."""
 
     records: list[Record] = field(default_factory=list)
     seconds: float = 0.0

@@ -97,7 +97,7 @@ def verify(
                 campaign=campaign,
             ),
         )  # fmt: skip
-    campaign.complete = not (quick or variants or dtype or campaign.interrupted)
+    campaign.complete = full and not (variants or dtype or campaign.interrupted)
     if as_json:
         print(json.dumps(to_json(campaign), indent=2, allow_nan=False))
     else:

@@ -262,7 +262,7 @@ def _record(
         ),
         None,
     )
-    if status == "fail" and known is not None:
+    if status == "fail" and known is not None and ratio <= known.most:
         status, message = "known", f"{message} (known: {known.why})"
     return Record(
         case=case, variant=variant.name, direction=direction, what=what, status=status, ratio=finite(ratio),

@@ -187,7 +187,10 @@ class Property:
 
 @dataclass(frozen=True, kw_only=True)
 class Limitation:
-    """A known failure, as data: where it fails and why. It must keep failing, or the campaign says so."""
+    """A known failure, as data: where it fails and why. It must keep failing, or a full campaign says so.
+
+    A ratio above ``most`` is not the known failure but another one.
+    """
 
     variant: str
     why: str
@@ -195,6 +198,7 @@ class Limitation:
     families: tuple[str, ...] = ()
     directions: tuple[str, ...] = ("forward", "gradient")
     properties: tuple[str, ...] = ()
+    most: float = float("inf")
     link: str = ""
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from linattest.verify.numbers import Context, unit
 from linattest.verify.properties.penalty import BOUNDED_STATE, DELTA_NET, ENERGY_NORM, SPECTRAL_NORM
-from linattest.verify.spec import FEATURES, Input, Operator, Option, State, ours
+from linattest.verify.spec import FEATURES, Input, Limitation, Operator, Option, State, ours
 
 
 def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -97,5 +97,17 @@ OPERATOR = Operator(
     ),
     variants=ours("vla", "recurrent", "chunk", "scan", "step", supports=FEATURES - {"grouped"}),
     properties=(BOUNDED_STATE, ENERGY_NORM, SPECTRAL_NORM, DELTA_NET),
+    limitations=tuple(
+        Limitation(
+            variant=variant,
+            dtypes=("float64",),
+            families=("one_direction", "duplicate"),
+            most=300.0,
+            why="where every token overwrites what the one before wrote, a chunk forgets by subtraction: an element "
+            "that happens to be small keeps the rounding of the larger ones it replaced (narrower inputs have "
+            "float64's spare digits)",
+        )
+        for variant in ("chunk", "scan")
+    ),
     reading=("impls/vla.py", "impls/ridge_solve.py", "impls/delta_scan.py", "verify/properties/penalty.py"),
 )  # fmt: skip
