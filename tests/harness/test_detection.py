@@ -174,7 +174,7 @@ def examined(dtype: str, structure: Structure, *functions: Any) -> dict[str, lis
         Variant(name=f.__name__, function=f"{__name__}:{f.__name__}", supports=FEATURES - {"grouped"})
         for f in functions
     )
-    operator = dataclasses.replace(VLA, variants=(VLA.variant(VLA.reference), *variants))
+    operator = dataclasses.replace(VLA, variants=(VLA.variant(VLA.reference), *variants), limitations=())
     case = Case(operator=VLA.name, structure=structure, dtype=dtype, seed=11)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.BY_NAME, VLA.name, operator)
