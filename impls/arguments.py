@@ -266,10 +266,10 @@ def check_cu_seqlens_shape(cu_seqlens: object, B: int) -> None:
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
         raise ValueError(f"cu_seqlens has shape {list(cu_seqlens.shape)}, expected [N + 1]")
     if B != 1:
-        raise ValueError(f"q has B = {B}, expected B = 1 with cu_seqlens (sequences are packed along T)")
+        raise ValueError(f"inputs have B = {B}, expected B = 1 with cu_seqlens (sequences are packed along T)")
 
 
 def check_one_token(T: int) -> None:
     """`step` takes exactly one token."""
     if T != 1:
-        raise ValueError(f"q has T = {T} tokens, expected 1 in a decode step (use recurrent or chunk for more)")
+        raise ValueError(f"inputs have T = {T} tokens, expected 1 in a decode step (use recurrent or chunk for more)")

@@ -87,6 +87,8 @@ class Bad:
 def bad_inputs(operator: Operator, variant: Variant) -> Iterator[Bad]:
     """Every input in turn: each axis too long, a missing axis, wrong dtypes, no tensor, another device."""
     optional = {name for name, p in parameters(variant).items() if p.default is None}
+    letters = {letter for x in operator.inputs for letter in x.shape.split()}
+    lone = len(operator.inputs) == 1  # nothing to disagree with
 
     def bad(x: Input, what: str, change: Callable[[torch.Tensor], Any], error: type[Exception], *words: str) -> Bad:
         named = () if x is operator.inputs[0] else (x.name,)  # the first is what others are compared with
@@ -100,24 +102,25 @@ def bad_inputs(operator: Operator, variant: Variant) -> Iterator[Bad]:
     for x in operator.inputs:
         for axis, letter in enumerate(x.shape.split()):
             alone = sum(letter in y.shape.split() for y in operator.inputs) == 1
-            if not (alone and letter == "V"):  # a width that nothing else has is a legal one
+            if not (lone or (alone and letter == "V")):  # a size that nothing else has is a legal one
                 yield bad(
                     x, f"longer along {letter}", lambda t, i=axis: torch.cat([t, t.narrow(i, 0, 1)], i), ValueError
                 )
         yield bad(x, "one axis short", lambda t: t[..., 0], ValueError)
         yield bad(x, "one axis more", lambda t: t[None], ValueError)
-        yield bad(x, "float16 among float32", lambda t: t.half(), TypeError, "float16", "float32")
+        if not lone:
+            yield bad(x, "float16 among float32", lambda t: t.half(), TypeError, "float16", "float32")
+            yield bad(x, "on another device", lambda t: t.to("meta"), ValueError, "meta", "cpu")
         for dtype in (torch.int64, torch.bool, torch.complex64):
             word = str(dtype).removeprefix("torch.")
             yield bad(x, word, lambda t, dtype=dtype: t.to(dtype), TypeError, x.name, word)
         yield bad(x, "a list", lambda t: t.tolist(), TypeError, x.name, "list")
         if x.name not in optional:
             yield bad(x, "None", lambda t: None, TypeError, x.name, "NoneType")
-        yield bad(x, "on another device", lambda t: t.to("meta"), ValueError, "meta", "cpu")
-    for letter in ("K", "H"):
-        yield Bad(f"{letter} = 0", lambda n=letter: valid(operator, variant, **{n: 0, "HV": 0 if n == "H" else 2}),
+    for letter in sorted(letters & {"H", "HV", "K", "V"}):
+        yield Bad(f"{letter} = 0", lambda n=letter: valid(operator, variant, **({"HV": 0 if n == "H" else 2} | {n: 0})),
                   ValueError, (letter, "0"))  # fmt: skip
-    if any("HV" in x.shape.split() for x in operator.inputs):
+    if {"H", "HV"} <= letters:
         yield Bad("HV = 3 of H = 2", lambda: valid(operator, variant, HV=3), ValueError, ("HV = 3", "H = 2"))
     values = [x for x in operator.inputs if x.shape.endswith(" V")]
     if values and "grouped" not in variant.supports:
@@ -158,6 +161,10 @@ def bad_options(operator: Operator, variant: Variant) -> Iterator[Bad]:
         "nudge": [("nan", math.nan, V)],
         "nudge_period": [("-1", -1, V), ("20", 20, V)],  # 20 needs inverse="sherman-morrison"
     }
+    ridge_only = ("0", "-1", "0.0", "-1.0")  # a number without a sign to keep has no other rule
+    for option in operator.options:
+        if option.differentiable and option.name not in table:
+            table[option.name] = [bad for bad in table["lam0"] if bad[0] not in ridge_only]
     for name in (name for name in table if name in parameters(variant)):
         for word, value, error in table[name]:
             given = valid(operator, variant) | {name: value}

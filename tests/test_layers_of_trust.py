@@ -36,7 +36,7 @@ def pairs(*keep: tuple[Operator, Variant]) -> pytest.MarkDecorator:
 CHUNKED = pairs(*((o, v) for o, v in OURS if takes(v, "chunk_size")))
 NUDGED = pairs(*((o, v) for o, v in OURS if takes(v, "nudge_period")))
 RAW = pairs(*((o, v) for o, v in OURS if takes(v, "gain")))
-RIDGED = pairs(*((o, v) for o, v in OURS if takes(v, "lam0") and v.kind == "sequence"))
+LEARNED = pairs(*((o, v) for o, v in OURS if any(x.differentiable for x in o.options) and v.kind == "sequence"))
 WHOLE = pairs(*((o, v) for o, v in OURS if v.kind == "sequence"))
 STATEFUL = pairs(*((o, v) for o, v in OURS if o.states and v.kind == "sequence"))
 
@@ -177,18 +177,38 @@ def test_a_second_derivative_works_or_says_that_it_does_not(operator: Operator, 
     assert abs(quotient - slope) <= 30 * step * size
 
 
-@RIDGED
+@LEARNED
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_ridge_as_a_number_a_scalar_and_one_a_head_is_one_ridge(operator: Operator, variant: Variant, dtype: str):
+def test_a_learned_number_as_a_float_a_scalar_and_one_a_head_is_one(operator: Operator, variant: Variant, dtype: str):
     batch = given(operator, T=70, K=4, V=3, H=2, dtype=dtype, initial_state=True)
-    results = []
-    for lam0 in (0.375, torch.tensor(0.375), torch.tensor([0.375, 0.375]), torch.tensor(0.375, dtype=torch.float64)):
+    results, names = [], [option.name for option in operator.options if option.differentiable]
+    for value in (0.375, torch.tensor(0.375), torch.tensor([0.375, 0.375]), torch.tensor(0.375, dtype=torch.float64)):
         state = pack_state(operator, batch.state, list(batch.state or {}))
-        options = keywords(batch, variant) | {"lam0": lam0, "initial_state": state, "output_final_state": True}
+        options = keywords(batch, variant) | {"initial_state": state, "output_final_state": True}
+        options |= dict.fromkeys(names, value)
         o, final = resolve(variant.function)(*batch.tensors.values(), **options)
         results.append([o, *([final] if isinstance(final, torch.Tensor) else final)])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@LEARNED
+def test_a_learned_number_a_head_is_each_head_by_itself(operator: Operator, variant: Variant):
+    """Two rows, two heads, numbers that differ: no head uses another's, and each gets its own gradient."""
+    batch, heads = given(operator, B=2, T=70, K=4, V=3, H=2), torch.tensor([0.375, 1.5], dtype=torch.float64)
+    names = [option.name for option in operator.options if option.differentiable]
+
+    def results(tensors: list[torch.Tensor], value: torch.Tensor) -> list[torch.Tensor]:
+        learned = value.clone().requires_grad_()
+        o, _ = resolve(variant.function)(*tensors, **(keywords(batch, variant) | dict.fromkeys(names, learned)))
+        return [o.detach(), *torch.autograd.grad(o.square().sum(), learned)]
+
+    o, slope = results(list(batch.tensors.values()), heads)
+    for h in range(2):
+        alone, own = results([x[:, :, h : h + 1] for x in batch.tensors.values()], heads[h : h + 1])
+        assert torch.equal(o[:, :, h : h + 1], alone) and torch.allclose(
+            slope[h], own[0], rtol=ROUNDOFF**0.5
+        )  # half the digits
 
 
 class Largest(TorchDispatchMode):

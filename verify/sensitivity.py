@@ -108,11 +108,10 @@ def run_copies(
     state = None if batch.state is None else {name: stack(x, 1) for name, x in batch.state.items()}
     cotangents = {name: stack(x, 2 if name == "o" else 1) for name, x in batch.cotangents.items()}
     options: dict[str, Scalar | torch.Tensor | None] = dict(batch.options)
-    heads = batch.case.structure.H
     for option in operator.options:
         value = options[option.name]
         if option.differentiable and isinstance(value, float):
-            one = torch.tensor([value], dtype=torch.float64)
+            one, heads = torch.tensor([value], dtype=torch.float64), batch.case.structure.shape(option.shape)
             options[option.name] = torch.cat([_move(one, rng).expand(heads) for _ in range(copies)])
     stacked = Batch(_widened(batch.case, copies), tensors, state, options, cotangents, batch.cu_seqlens)
     accumulate = accumulation(batch.case.dtype)

@@ -86,7 +86,8 @@ class Option:
     """One scalar or keyword argument. A float is a number that rounding moves, and may be differentiated.
 
     ``default=None`` with ``derived`` set names a value computed from the shape: ``"K**-0.5"``. ``unless``
-    names a boolean option under which this one has no meaning and is not passed.
+    names a boolean option under which this one has no meaning and is not passed. ``shape`` is what a
+    differentiable option may be as a tensor, besides a scalar: one number a key head, "H", or a value head, "HV".
     """
 
     name: str
@@ -94,9 +95,11 @@ class Option:
     differentiable: bool = False
     derived: str | None = None
     unless: str | None = None
+    shape: Literal["H", "HV"] = "H"
 
     def __post_init__(self) -> None:
         _require(self.name.isidentifier(), f"Option: name={self.name!r}, expected a keyword")
+        _require(self.shape in ("H", "HV"), f"Option {self.name!r}: shape={self.shape!r}, expected 'H' or 'HV'")
         _require(
             self.derived in (None, "K**-0.5"), f"Option {self.name!r}: derived={self.derived!r}, expected 'K**-0.5'"
         )
@@ -170,14 +173,15 @@ class Property:
     """Something that must hold on every input: its name, one sentence, and the check.
 
     ``check`` takes a probe (``linattest.verify.probe.Probe``) and yields findings; an empty answer
-    means the property could not be tried there. ``needs`` are variant features it depends on.
+    means the property could not be tried there. ``needs`` are variant features it depends on. Each of ``faults``
+    takes a right function (a variant's) and returns a wrong one that must turn the property red.
     """
 
     name: str
     statement: str
     check: Callable[[Any], Iterable[Any]]
     needs: frozenset[str] = frozenset()
-    options: Mapping[str, object] = field(default_factory=dict)
+    faults: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = ()
 
     def __post_init__(self) -> None:
         _check_slug("Property", self.name)

@@ -16,7 +16,7 @@ from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import Tensors, keywords, name_state, resolve, run
 
 WHOLE = pytest.mark.where(keep=lambda operator, variant: variant.kind == "sequence")
-MEMORY = pytest.mark.where(keep=lambda operator, variant: "S" in {x.name for x in operator.states})
+MEMORY = pytest.mark.where(keep=lambda operator, variant: any(x.shape.endswith(" K V") for x in operator.states))
 GATED_SUM = pytest.mark.where(
     keep=lambda operator, variant: {"log_gate"} == {x.domain for x in operator.inputs} & {"log_gate", "beta"}
 )

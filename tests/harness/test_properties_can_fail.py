@@ -12,6 +12,7 @@ from linattest.verify import registry
 from linattest.verify.examine import Examination, _property
 from linattest.verify.inputs import Case, Structure, build
 from linattest.verify.records import Record
+from linattest.verify.subjects import resolve
 
 Result = tuple[torch.Tensor, Any]
 
@@ -147,6 +148,14 @@ def never_erases(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, u: torch.Ten
     return sums, state._replace(S=S)
 
 
+def beside(operator: str, fault: Callable[..., Any]) -> Callable[..., Result]:
+    """A fault that a property brings along, around the operator's chunk form and findable here by its name."""
+    wrong = fault(resolve(registry.operator(operator).variant("chunk").function))
+    wrong.__name__ = f"{operator}_{fault.__name__}"
+    globals()[wrong.__name__] = wrong
+    return wrong
+
+
 PLANTED: tuple[tuple[str, str, Callable[..., Result], Structure], ...] = (
     ("causality", "linear", sees_the_future, DENSE),
     ("causality", "linear", leaks_gradient_to_the_future, DENSE),
@@ -171,6 +180,7 @@ PLANTED: tuple[tuple[str, str, Callable[..., Result], Structure], ...] = (
     ("energy-norm", "vla", writes_along_the_key, DENSE),
     ("spectral-norm", "vla", writes_along_the_key, DENSE),
     ("delta-net-limit", "vla", never_erases, DENSE),
+    *((p.name, o.name, beside(o.name, f), DENSE) for o in registry.OPERATORS for p in o.properties for f in p.faults),
 )
 """Property, operator, planted fault, and the structure on which it shows."""
 
