@@ -51,7 +51,8 @@ def linearity(probe: Probe) -> Iterator[Finding]:
     batch = probe.batch
     if "v" not in batch.tensors:
         return
-    state = None if batch.state is None else {k: x * 2 if k == "S" else x for k, x in batch.state.items()}
+    memory = {x.name for x in probe.operator.states if x.domain == "state"}
+    state = None if batch.state is None else {k: x * 2 if k in memory else x for k, x in batch.state.items()}
     doubled = probe.run(batch.with_(tensors={**batch.tensors, "v": batch.tensors["v"] * 2}, state=state))
     o = probe.outcome["o"]
     normal = o.abs() >= torch.finfo(o.dtype).smallest_normal  # below, doubling does not commute with rounding
@@ -59,7 +60,7 @@ def linearity(probe: Probe) -> Iterator[Finding]:
     yield probe.same_bits(twice, o * 2, "output for values and memory times 2")
     even = (torch.arange(batch.case.structure.T) % 2 == 0).view(1, -1, 1, 1)
     v = batch.tensors["v"]
-    blank = None if batch.state is None else {k: x * 0 if k == "S" else x for k, x in batch.state.items()}
+    blank = None if batch.state is None else {k: x * 0 if k in memory else x for k, x in batch.state.items()}
     first = probe.run(batch.with_(tensors={**batch.tensors, "v": torch.where(even, v, 0)}))["o"].double()
     second = probe.run(batch.with_(tensors={**batch.tensors, "v": torch.where(even, 0, v)}, state=blank))["o"].double()
     rounding = OUTPUT_ROUNDING * unit_roundoff(batch.case.dtype) * (first.abs() + second.abs()).numpy()
