@@ -269,6 +269,13 @@ def check_cu_seqlens_shape(cu_seqlens: object, B: int) -> None:
         raise ValueError(f"inputs have B = {B}, expected B = 1 with cu_seqlens (sequences are packed along T)")
 
 
+def check_flag(name: str, value: object) -> bool:
+    """A switch is True or False, not something that happens to be true."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), expected True or False")
+    return value
+
+
 def check_one_token(T: int) -> None:
     """`step` takes exactly one token."""
     if T != 1:

@@ -100,6 +100,8 @@ def step(
 def _run(core, q, k, v, normalizer, eps, scale, initial_state, output_final_state, cu_seqlens):
     """Check, widen, run each sequence, round once."""
     sizes = arguments.check_qkv(q, k, v)
+    arguments.check_flag("normalizer", normalizer)
+    arguments.check_flag("output_final_state", output_final_state)
     offsets = arguments.check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
     floor = arguments.check_number("eps", eps, positive=True)
     factor = arguments.check_scale(scale, sizes.K)

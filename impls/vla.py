@@ -65,11 +65,16 @@ def recurrent(
 
     inverse="sherman-morrison" updates the inverse by A -= z z^T/(1 + u . z), z = A u, instead of factorising; with
     `nudge_period` p > 0, `nudge` I is added to A after every p-th token of the call (M is then defined by A).
+    A penalty matrix beyond float64 (cond(lam0 I + M) > 1e16, as with lam0 = 1e-30) gives NaN for its tokens.
     Raises TypeError or ValueError (naming the argument) for wrong dtypes, shapes, devices, numbers or offsets.
     Source: module docstring.
     """
     arguments.check_choice("inverse", inverse, ("cholesky", "sherman-morrison"))
     arguments.check_number("nudge", nudge)
+    if isinstance(nudge_period, bool) or not isinstance(nudge_period, int):
+        raise TypeError(f"nudge_period is {nudge_period!r} ({type(nudge_period).__name__}), expected a whole number")
+    if nudge and not nudge_period:
+        raise ValueError(f"nudge is {nudge}, expected 0 while nudge_period is 0: it would never be added")
     if nudge_period < 0 or (nudge_period and inverse == "cholesky"):
         raise ValueError(f"nudge_period is {nudge_period}, expected 0, or > 0 with inverse='sherman-morrison'")
     solve = ridge_solve.recurrent_core
@@ -193,6 +198,8 @@ def step(
 def _run(solve, walk, q, k, v, u, lam0, normalizer, eps, gain, initial_state, output_final_state, cu_seqlens):
     """Check, widen, run each sequence, round once."""
     sizes = arguments.check_qkv(q, k, v, grouped=False)
+    arguments.check_flag("normalizer", normalizer)
+    arguments.check_flag("output_final_state", output_final_state)
     arguments.check_same("u", u, (sizes.B, sizes.T, sizes.H, sizes.K), "q's shape [B, T, H, K]", q)
     arguments.check_lam0(lam0, sizes.H, q)
     arguments.check_choice("gain", gain, ("unit", "raw"))

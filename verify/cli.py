@@ -85,10 +85,16 @@ def verify(
     variants, dtypes = _variants(chosen, variant or []), _dtypes(dtype or [])
     grids = (grid(operator, quick=quick, full=full, seed=seed) for operator in chosen)
     jobs = [job for jobs in grids for job in jobs if job.case.dtype in dtypes]
+    if not jobs:
+        console.print(f"nothing to run: the {'quick ' if quick else ''}grid has no case in {', '.join(dtypes)}")
+        raise typer.Exit(NOTHING)
     jobs.sort(key=lambda job: -job.work)
     campaign = Campaign()
     if resume_ and records is not None:
-        campaign, jobs = resume(records, jobs, variants)
+        try:
+            campaign, jobs = resume(records, jobs, variants)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error), param_hint="--records") from error
     with local_executor(workers) as executor:
         campaign = _with_progress(
             console, jobs,

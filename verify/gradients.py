@@ -30,6 +30,9 @@ Array = NDArray[np.float64]
 CHUNK = 64
 """Chunk size whose edges get single-token directions."""
 
+TRUNCATION = 2.0**-240
+"""What is left of h**2 (2**-266) times a third derivative: the error of a central difference of an ordinary loss."""
+
 _STEP_BITS = 133
 _BASE_BITS = 2 * _STEP_BITS + 192
 _FLOOR_BITS = 200

@@ -99,6 +99,7 @@ def grid(operator: Operator, *, quick: bool = False, full: bool = False, seed: i
     for dtype in dtypes:
         add(PROPERTY[0], dtype, "random", 0, properties=True)
     if quick:
+        add(FAMILY, dtypes[0], operator.families[-1], 0)
         return sorted(jobs, key=lambda job: -job.work)
     for i, structure in enumerate(PROPERTY[1:]):
         for dtype in some or _pair(i):

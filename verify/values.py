@@ -131,6 +131,11 @@ def _one_direction(drawn: Drawn, name: str, domain: str, x: Array, rng: np.rando
     return values
 
 
+def _strong_penalty(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """strong_penalty: three penalty directions, 256 times as long: too much for a rank-one update of an inverse."""
+    return 256 * _duplicate(drawn, name, domain, x, rng) if domain == "direction" else x
+
+
 def _zeros(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
     """zeros: a third of the tokens have zero keys and values, the first one included."""
     dead = np.arange(x.shape[1]) % 3 == 0
@@ -185,6 +190,7 @@ FAMILIES: dict[str, Callable[[Drawn, str, str, Array, np.random.Generator], Arra
     "tiny": _scaled({"float32": -40, "float16": -10}),
     "huge": _scaled({"float32": 20, "float16": 4}),
     "subnormal": _subnormal,
+    "strong_penalty": _strong_penalty,
     "captured": _captured,
 }
 """Value families by name."""

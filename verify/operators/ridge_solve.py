@@ -72,7 +72,7 @@ OPERATOR = Operator(
     states=(State(name="M", shape="N H K K", domain="psd"),),
     options=(Option(name="lam0", default=0.1, differentiable=True),),
     grid=({}, {"lam0": 1e-3}, {"lam0": 10.0}),
-    families=("random", "duplicate", "coherent", "orthogonal", "one_direction", "zeros", "captured"),
+    families=("random", "duplicate", "coherent", "orthogonal", "one_direction", "zeros", "captured", "strong_penalty"),
     variants=ours("ridge_solve", "recurrent", "chunk", "step", supports=FEATURES - {"grouped"}),
     properties=(INVERSE,),
     reading=("impls/ridge_solve.py", "verify/properties/penalty.py"),

@@ -93,7 +93,7 @@ OPERATOR = Operator(
     ),
     families=(
         "random", "duplicate", "coherent", "orthogonal", "one_direction", "zeros", "tiny", "huge", "subnormal",
-        "captured",
+        "captured", "strong_penalty",
     ),
     variants=ours("vla", "recurrent", "chunk", "scan", "step", supports=FEATURES - {"grouped"}),
     properties=(BOUNDED_STATE, ENERGY_NORM, SPECTRAL_NORM, DELTA_NET),
