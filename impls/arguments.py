@@ -276,6 +276,13 @@ def check_flag(name: str, value: object) -> bool:
     return value
 
 
+def check_whole(name: str, value: object) -> int:
+    """A whole number; True is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), expected a whole number")
+    return value
+
+
 def check_one_token(T: int) -> None:
     """`step` takes exactly one token."""
     if T != 1:

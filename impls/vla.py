@@ -71,8 +71,7 @@ def recurrent(
     """
     arguments.check_choice("inverse", inverse, ("cholesky", "sherman-morrison"))
     arguments.check_number("nudge", nudge)
-    if isinstance(nudge_period, bool) or not isinstance(nudge_period, int):
-        raise TypeError(f"nudge_period is {nudge_period!r} ({type(nudge_period).__name__}), expected a whole number")
+    arguments.check_whole("nudge_period", nudge_period)
     if nudge and not nudge_period:
         raise ValueError(f"nudge is {nudge}, expected 0 while nudge_period is 0: it would never be added")
     if nudge_period < 0 or (nudge_period and inverse == "cholesky"):
