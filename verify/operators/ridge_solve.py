@@ -18,7 +18,7 @@ from typing import Any
 
 from linattest.verify.numbers import Context
 from linattest.verify.properties.penalty import INVERSE
-from linattest.verify.spec import FEATURES, Input, Operator, Option, State, ours
+from linattest.verify.spec import FEATURES, Input, Limitation, Operator, Option, State, ours
 
 
 def penalty(ctx: Context, head: Any) -> Any:
@@ -60,6 +60,15 @@ def definition(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
     return rows, {"M": m}
 
 
+ROUNDED_PENALTY = Limitation(
+    variant="step",
+    dtypes=("float32", "bfloat16", "float16"),
+    families=("strong_penalty",),
+    why="the state M is handed over in float32: once its rounding is larger than lam0 (M above 2^24 lam0), lam0 I + M "
+    "may not be positive definite, and the tokens after it are NaN",
+)
+"""Of every decode step that carries a penalty matrix."""
+
 OPERATOR = Operator(
     name="ridge_solve",
     title="Running ridge solve (primitive)",
@@ -75,5 +84,6 @@ OPERATOR = Operator(
     families=("random", "duplicate", "coherent", "orthogonal", "one_direction", "zeros", "captured", "strong_penalty"),
     variants=ours("ridge_solve", "recurrent", "chunk", "step", supports=FEATURES - {"grouped"}),
     properties=(INVERSE,),
+    limitations=(ROUNDED_PENALTY,),
     reading=("impls/ridge_solve.py", "verify/properties/penalty.py"),
 )

@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import Any
 
 from linattest.verify.numbers import Context, unit
+from linattest.verify.operators.ridge_solve import ROUNDED_PENALTY
 from linattest.verify.properties.penalty import BOUNDED_STATE, DELTA_NET, ENERGY_NORM, SPECTRAL_NORM
 from linattest.verify.spec import FEATURES, Input, Limitation, Operator, Option, State, ours
 
@@ -97,7 +98,9 @@ OPERATOR = Operator(
     ),
     variants=ours("vla", "recurrent", "chunk", "scan", "step", supports=FEATURES - {"grouped"}),
     properties=(BOUNDED_STATE, ENERGY_NORM, SPECTRAL_NORM, DELTA_NET),
-    limitations=tuple(
+    limitations=(
+        ROUNDED_PENALTY,
+        *(
         Limitation(
             variant=variant,
             dtypes=("float64",),
@@ -108,6 +111,7 @@ OPERATOR = Operator(
             "float64's spare digits)",
         )
         for variant in ("chunk", "scan")
+        ),
     ),
     reading=("impls/vla.py", "impls/ridge_solve.py", "impls/delta_scan.py", "verify/properties/penalty.py"),
 )  # fmt: skip

@@ -32,8 +32,9 @@ def worst(records: list[Record]) -> dict[Key, Record]:
     return found
 
 
-def _badness(record: Record) -> tuple[bool, float]:
-    return record.failed, float("inf") if record.ratio is None else record.ratio
+def _badness(record: Record) -> tuple[bool, bool, float]:
+    """Failures first, known ones last: they are counted, and listed in JSON, beside the worst of what must pass."""
+    return record.failed, record.status != "known", float("inf") if record.ratio is None else record.ratio
 
 
 def to_json(campaign: Campaign) -> dict[str, Any]:
@@ -55,6 +56,19 @@ def to_json(campaign: Campaign) -> dict[str, Any]:
         "failed": len(campaign.failed),
         "known": sum(r.status == "known" for r in campaign.records),
         "worst": rows,
+        "known_failures": [
+            {
+                "operator": r.case.operator,
+                "variant": r.variant,
+                "dtype": r.case.dtype,
+                "what": r.direction,
+                "ratio": r.ratio,
+                "case": r.case.describe(),
+                "message": r.message,
+            }
+            for r in campaign.records
+            if r.status == "known"
+        ],
         "failures": failures,
         "stale_limitations": campaign.stale_limitations,
         "oracle_radius": campaign.oracle_radius,
