@@ -32,7 +32,8 @@ CLASSES: dict[str, str] = {
     "cases/test_rank_one.py::test_zero_keys_leave_the_penalty_and_the_memory_alone "
     "cases/test_rank_one.py::test_without_keys_the_inverse_is_that_of_the_ridge "
     "cases/test_rank_one.py::test_a_tiny_ridge_and_repeated_keys_are_right "
-    "cases/test_one_direction.py::test_the_closed_form_holds_for_every_token",
+    "cases/test_one_direction.py::test_the_closed_form_holds_for_every_token "
+    "cases/test_hard_paths.py::test_strong_penalties_take_the_fallback_and_the_refinement",
     "K07": "cases/test_short_sequences.py::test_no_token_returns_the_state_bit_for_bit "
     "cases/test_short_sequences.py::test_up_to_seventeen_tokens_are_right "
     "cases/test_short_sequences.py::test_packed_with_empty_sequences_is_the_separate_runs "
