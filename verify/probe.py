@@ -7,7 +7,7 @@ A property never types a tolerance. It asks ``judge`` (the error ratio against t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from linattest.verify.inputs import Batch, Scalar, Structure, build
+from linattest.verify.inputs import Batch, build
 from linattest.verify.measure import Wanted, compare
 from linattest.verify.sensitivity import Sensitivity, sensitivity
 from linattest.verify.spec import Operator, Variant
@@ -67,13 +67,6 @@ class Probe:
         case = msgspec.structs.replace(self.batch.case, seed=self.batch.case.seed + seed, family=family)
         return build(self.operator, case)
 
-    def rebuild(self, structure: Structure, **options: Scalar) -> Batch:
-        """The case in another structure, with some options changed."""
-        case = self.batch.case
-        return build(
-            self.operator, msgspec.structs.replace(case, structure=structure, options={**case.options, **options})
-        )
-
     def sensitivity(self, batch: Batch) -> Sensitivity:
         """Unavoidable error of another batch, forward."""
         return sensitivity(self.operator, batch, backward=False)
@@ -109,8 +102,3 @@ class Probe:
             f"{what}: {int((~same).sum())} of {same.numel()} differ, first at {list(index)}: "
             f"got {got[index].item()!r}, wanted {wanted[index].item()!r}",
         )
-
-
-def map_tokens(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    """The batch with a function applied to every input tensor."""
-    return batch.with_(tensors={name: change(x) for name, x in batch.tensors.items()})
