@@ -16,8 +16,8 @@ import functools
 
 from torch import Tensor
 
-from linattest.impls import arguments, delta_scan, features
-from linattest.impls.features import WIDE
+from linattest.impls import arguments, bound, delta_scan, features
+from linattest.impls.bound import Bound, Core
 
 
 def recurrent(
@@ -41,7 +41,7 @@ def recurrent(
     Raises TypeError or ValueError (naming the argument) for wrong dtypes, shapes, devices, a beta that is not finite,
     bad offsets. Source: module docstring.
     """
-    return _run(delta_scan.recurrent_core, q, k, v, beta, scale, initial_state, output_final_state, cu_seqlens)
+    return bound.run(bind(q, k, v, beta, scale=scale), initial_state, output_final_state, cu_seqlens)
 
 
 def chunk(
@@ -60,49 +60,32 @@ def chunk(
 
     `chunk_size` is a power of two.
     """
-    size = delta_scan.block_size(arguments.check_chunk_size(chunk_size), q)
-    return _run(
-        functools.partial(delta_scan.chunk_core, chunk_size=size),
-        q,
-        k,
-        v,
-        beta,
-        scale,
-        initial_state,
-        output_final_state,
-        cu_seqlens,
-    )
+    operator = bind(q, k, v, beta, scale=scale, chunk_size=arguments.check_chunk_size(chunk_size))
+    return bound.run(operator, initial_state, output_final_state, cu_seqlens)
 
 
 def step(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, initial_state: Tensor | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `recurrent`."""
-    arguments.check_rank("q", q)
-    arguments.check_one_token(q.shape[1])
-    o, state = recurrent(q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=True)
-    assert state is not None
-    return o, state
+    return bound.step(bind(q, k, v, beta, scale=scale), initial_state)
 
 
-@features.full_precision
-def _run(core, q, k, v, beta, scale, initial_state, output_final_state, cu_seqlens):
-    """Check, widen, run each sequence, round once."""
-    B, T, _, HV, K, V = sizes = arguments.check_qkv(q, k, v)
+def bind(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, scale: float | None = None, chunk_size: int | None = None
+) -> Bound:
+    """The operator, checked and widened: the token loop, or chunks of a (checked) `chunk_size`."""
+    B, T, _, HV, K, _ = sizes = arguments.check_qkv(q, k, v)
     arguments.check_per_head("beta", beta, {"[B, T, HV]": (B, T, HV)}, q)
     arguments.check_finite_values("beta", beta)
     factor = arguments.check_scale(scale, K)
-    offsets = arguments.check_cu_seqlens(cu_seqlens, B, T)
-    if initial_state is not None:
-        N = sizes.B if offsets is None else len(offsets) - 1
-        arguments.check_state("initial_state", initial_state, (N, HV, K, V), "[N, HV, K, V]", q)
     inputs = [features.heads_first(x, HV) for x in (q, k, v)] + [features.heads_first(beta)]
-    core = functools.partial(_core, core)
-    o, state = features.over_sequences(core, inputs, features.to_state(initial_state, WIDE), offsets)
-    final = features.to_state(state, arguments.compute_dtype(q.dtype)) if output_final_state else None
-    return features.tokens_first(o * factor, v.dtype), final
+    core = functools.partial(_core, delta_scan.form(chunk_size, q))
+    return Bound(sizes, q, inputs, core, factor, bound.check_memory)
 
 
-def _core(walk, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, S: Tensor | None) -> tuple[Tensor, Tensor]:
+def _core(
+    walk: Core, read: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, S: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """One sequence: q, k [B, HV, T, K], v [B, HV, T, V], beta [B, HV, T], all WIDE. Erase k, write beta k."""
-    return walk(q, k, k * beta.unsqueeze(-1), v, S)
+    return walk(read, k, k * beta.unsqueeze(-1), v, S)

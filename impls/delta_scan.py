@@ -21,12 +21,11 @@ g = -inf is an ordinary gate, and are masked before exp, so no gradient is 0 * i
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
-from linattest.impls import arguments, features
+from linattest.impls import arguments, bound, features
+from linattest.impls.bound import Bound, Core
 from linattest.impls.features import WIDE
 
 
@@ -52,7 +51,7 @@ def recurrent(
     Raises TypeError or ValueError (naming the argument) for wrong dtypes, shapes, devices, a positive or NaN gate,
     bad offsets. Source: the definition above.
     """
-    return _run(recurrent_core, q, erase, write, v, g, scale, initial_state, output_final_state, cu_seqlens)
+    return bound.run(bind(q, erase, write, v, g, scale=scale), initial_state, output_final_state, cu_seqlens)
 
 
 def chunk(
@@ -72,19 +71,8 @@ def chunk(
 
     `chunk_size` is a power of two; float64 inputs get at most 16 (see `block_size`).
     """
-    size = block_size(arguments.check_chunk_size(chunk_size), q)
-    return _run(
-        functools.partial(chunk_core, chunk_size=size),
-        q,
-        erase,
-        write,
-        v,
-        g,
-        scale,
-        initial_state,
-        output_final_state,
-        cu_seqlens,
-    )
+    operator = bind(q, erase, write, v, g, scale=scale, chunk_size=arguments.check_chunk_size(chunk_size))
+    return bound.run(operator, initial_state, output_final_state, cu_seqlens)
 
 
 def step(
@@ -98,11 +86,26 @@ def step(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `recurrent`."""
-    arguments.check_rank("q", q)
-    arguments.check_one_token(q.shape[1])
-    o, state = recurrent(q, erase, write, v, g, scale=scale, initial_state=initial_state, output_final_state=True)
-    assert state is not None
-    return o, state
+    return bound.step(bind(q, erase, write, v, g, scale=scale), initial_state)
+
+
+def bind(
+    q: Tensor,
+    erase: Tensor,
+    write: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    chunk_size: int | None = None,
+) -> Bound:
+    """The operator, checked and widened: the token loop, or chunks of a (checked) `chunk_size`."""
+    sizes = _check(q, erase, write, v, g)
+    factor = arguments.check_scale(scale, sizes.K)
+    inputs = [features.heads_first(x, sizes.HV) for x in (q, erase, write, v)]
+    if g is not None:
+        inputs.append(features.heads_first(g))
+    return Bound(sizes, q, inputs, bound.reader(form(chunk_size, q)), factor, bound.check_memory)
 
 
 def _check(q: Tensor, erase: Tensor, write: Tensor, v: Tensor, g: Tensor | None) -> arguments.Sizes:
@@ -119,23 +122,6 @@ def _check(q: Tensor, erase: Tensor, write: Tensor, v: Tensor, g: Tensor | None)
         arguments.check_per_head("g", g, {"[B, T, HV]": (B, T, HV)}, query)
         arguments.check_gate_values("g", g)
     return arguments.Sizes(B, T, H, HV, K, V)
-
-
-@features.full_precision
-def _run(core, q, erase, write, v, g, scale, initial_state, output_final_state, cu_seqlens):
-    """Check, widen, run each sequence, round once."""
-    sizes = _check(q, erase, write, v, g)
-    factor = arguments.check_scale(scale, sizes.K)
-    offsets = arguments.check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
-    if initial_state is not None:
-        N = sizes.B if offsets is None else len(offsets) - 1
-        arguments.check_state("initial_state", initial_state, (N, sizes.HV, sizes.K, sizes.V), "[N, HV, K, V]", q)
-    inputs = [features.heads_first(x, sizes.HV) for x in (q, erase, write, v)]
-    if g is not None:
-        inputs.append(features.heads_first(g))
-    o, state = features.over_sequences(core, inputs, features.to_state(initial_state, WIDE), offsets)
-    final = features.to_state(state, arguments.compute_dtype(q.dtype)) if output_final_state else None
-    return features.tokens_first(o * factor, v.dtype), final
 
 
 # --- cores: heads-first WIDE tensors, no scale ----------------------------------------------------------------
@@ -161,11 +147,17 @@ def _gate_and_state(rest: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> tu
     return (gate[0] if gate else None), S
 
 
+def form(chunk_size: int | None, q: object) -> Core:
+    """The core for a (checked) chunk size, or the token loop without one."""
+    return bound.form(chunk_size and block_size(chunk_size, q), recurrent_core, chunk_core)
+
+
 def block_size(chunk_size: int, q: object) -> int:
-    """Tokens that one triangular system holds: `chunk_size`, but at most 16 for float64 inputs.
+    """Tokens that a chunk holds: `chunk_size`, but at most 16 for float64 inputs.
 
     A chunk forgets what it wrote by subtraction (its residuals, not the state, carry the erasure), and loses about
-    the square root of its length in accuracy. Narrower inputs have float64's spare digits to pay for that.
+    the square root of its length in accuracy; the rounding of a sum of gates is a relative error of its exp. Narrower
+    inputs have float64's spare digits to pay for both.
     """
     return min(chunk_size, 16) if features.is_wide(q) else chunk_size
 
@@ -177,9 +169,8 @@ def decay_matrix(g: Tensor) -> Tensor:
     g = -inf, for huge gates followed by none, and 1 on the diagonal whatever g is.
     """
     C = g.shape[-1]
-    keep = torch.ones(C, C, dtype=torch.bool, device=g.device).tril()
-    segments = torch.where(keep.tril(-1), g.unsqueeze(-1), 0).cumsum(-2)
-    return torch.where(keep, segments, -torch.inf).exp()
+    later = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1)
+    return torch.where(later, g.unsqueeze(-1), 0).cumsum(-2).exp().tril()
 
 
 def chunk_core(

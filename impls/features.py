@@ -192,7 +192,8 @@ def _slice_state(state: State, n: int) -> State:
         return None
     if isinstance(state, Tensor):
         return state[n : n + 1]
-    return type(state)(*(_slice_state(part, n) for part in state))
+    parts = tuple(_slice_state(part, n) for part in state)
+    return type(state)(*parts) if hasattr(state, "_fields") else parts
 
 
 def _join_states(states: Sequence[State]) -> State:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linattest.impls import arguments, features
+from linattest.impls import arguments, bound, features
+from linattest.impls.bound import Bound, Core
 from linattest.impls.features import WIDE
 
 
@@ -52,7 +53,8 @@ def recurrent(
     Raises TypeError or ValueError (naming the argument) for wrong dtypes, shapes, devices, offsets or numbers.
     Source: module docstring.
     """
-    return _run(recurrent_core, q, k, v, normalizer, eps, scale, initial_state, output_final_state, cu_seqlens)
+    operator = bind(q, k, v, normalizer=normalizer, eps=eps, scale=scale)
+    return bound.run(operator, initial_state, output_final_state, cu_seqlens)
 
 
 def chunk(
@@ -72,8 +74,9 @@ def chunk(
 
     `chunk_size` is a power of two.
     """
-    core = functools.partial(chunk_core, chunk_size=arguments.check_chunk_size(chunk_size))
-    return _run(core, q, k, v, normalizer, eps, scale, initial_state, output_final_state, cu_seqlens)
+    size = arguments.check_chunk_size(chunk_size)
+    operator = bind(q, k, v, normalizer=normalizer, eps=eps, scale=scale, chunk_size=size)
+    return bound.run(operator, initial_state, output_final_state, cu_seqlens)
 
 
 def step(
@@ -87,55 +90,46 @@ def step(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor | LinearState]:
     """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `recurrent`."""
-    arguments.check_rank("q", q)
-    arguments.check_one_token(q.shape[1])
-    o, state = recurrent(
-        q, k, v, normalizer=normalizer, eps=eps, scale=scale, initial_state=initial_state, output_final_state=True
-    )
-    assert state is not None
-    return o, state
+    return bound.step(bind(q, k, v, normalizer=normalizer, eps=eps, scale=scale), initial_state)
 
 
-@features.full_precision
-def _run(core, q, k, v, normalizer, eps, scale, initial_state, output_final_state, cu_seqlens):
-    """Check, widen, run each sequence, round once."""
+def bind(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    normalizer: bool = False,
+    eps: float = 1e-6,
+    scale: float | None = None,
+    chunk_size: int | None = None,
+) -> Bound:
+    """The operator, checked and widened: the token loop, or chunks of a (checked) `chunk_size`."""
     sizes = arguments.check_qkv(q, k, v)
     arguments.check_flag("normalizer", normalizer)
-    arguments.check_flag("output_final_state", output_final_state)
-    offsets = arguments.check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
     floor = arguments.check_number("eps", eps, positive=True)
     factor = arguments.check_scale(scale, sizes.K)
     if normalizer and scale is not None and factor != 1:
         raise ValueError(f"scale is {scale}, expected None (or 1) with normalizer=True: the ratio has no scale")
-    if initial_state is not None:
-        _check_state(initial_state, sizes.B if offsets is None else len(offsets) - 1, sizes, normalizer, q)
     inputs = [features.heads_first(x, sizes.HV) for x in (q, k, v)]
-    state = features.to_state(initial_state, WIDE)
-    if normalizer:
-        ratio = functools.partial(_ratio, core, floor, sizes.HV // sizes.H)
-        o, state = features.over_sequences(ratio, inputs, state, offsets)
-    else:
-        o, state = features.over_sequences(core, inputs, state, offsets)
-        o = o * factor
-    final = features.to_state(state, arguments.compute_dtype(q.dtype)) if output_final_state else None
-    return features.tokens_first(o, v.dtype), final
-
-
-def _check_state(state: object, N: int, sizes: arguments.Sizes, normalizer: bool, like: Tensor) -> None:
-    shape = (N, sizes.HV, sizes.K, sizes.V)
+    core = bound.form(chunk_size, recurrent_core, chunk_core)
     if not normalizer:
-        return arguments.check_state("initial_state", state, shape, "[N, HV, K, V]", like)
-    arguments.check_state_tuple("initial_state", state, LinearState)
+        return Bound(sizes, q, inputs, bound.reader(core), factor, bound.check_memory)
+    return Bound(sizes, q, inputs, functools.partial(_ratio, core, floor, sizes.HV // sizes.H), 1.0, _check_state)
+
+
+def _check_state(name: str, state: object, N: int, sizes: arguments.Sizes, like: Tensor) -> LinearState:
+    arguments.check_state_tuple(name, state, LinearState)
     S, z = state  # type: ignore[misc]
-    arguments.check_state("initial_state.S", S, shape, "[N, HV, K, V]", like)
-    return arguments.check_state("initial_state.z", z, (N, sizes.H, sizes.K), "[N, H, K]", like)
+    bound.check_memory(f"{name}.S", S, N, sizes, like)
+    arguments.check_state(f"{name}.z", z, (N, sizes.H, sizes.K), "[N, H, K]", like)
+    return LinearState(S, z)
 
 
 def _ratio(
-    core, floor: float, groups: int, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None
+    core: Core, floor: float, groups: int, read: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None
 ) -> tuple[Tensor, LinearState]:
     S, z = state if state is not None else (None, None)
-    numerator, S = core(q, k, v, S)
+    numerator, S = core(read, k, v, S)
     denominator, z = normaliser(q[:, ::groups], k[:, ::groups], z, floor)
     return numerator / denominator.repeat_interleave(groups, dim=1), LinearState(S, z)
 

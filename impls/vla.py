@@ -24,8 +24,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linattest.impls import arguments, delta_scan, features, linear, ridge_chunk, ridge_solve
+from linattest.impls import arguments, bound, delta_scan, features, linear, ridge_chunk, ridge_solve
 from linattest.impls.associative_scan import exclusive_scan
+from linattest.impls.bound import Bound
 from linattest.impls.features import WIDE
 
 Gain = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]  # (k^, u, M) -> (y, final M)
@@ -79,21 +80,8 @@ def recurrent(
     solve = ridge_solve.recurrent_core
     if inverse == "sherman-morrison":
         solve = functools.partial(sherman_morrison, period=nudge_period, nudge=nudge)
-    return _run(
-        solve,
-        delta_scan.recurrent_core,
-        q,
-        k,
-        v,
-        u,
-        lam0,
-        normalizer,
-        eps,
-        gain,
-        initial_state,
-        output_final_state,
-        cu_seqlens,
-    )
+    operator = _bind(solve, delta_scan.recurrent_core, q, k, v, u, lam0, normalizer, eps, gain)
+    return bound.run(operator, initial_state, output_final_state, cu_seqlens)
 
 
 def chunk(
@@ -116,9 +104,8 @@ def chunk(
     Arguments and errors as in `recurrent`; `chunk_size` is a power of two.
     """
     size = arguments.check_chunk_size(chunk_size)
-    solve = functools.partial(ridge_chunk.core, chunk_size=size, exact=features.is_wide(q))
-    walk = functools.partial(delta_scan.chunk_core, chunk_size=delta_scan.block_size(size, q))
-    return _run(solve, walk, q, k, v, u, lam0, normalizer, eps, gain, initial_state, output_final_state, cu_seqlens)
+    operator = bind(q, k, v, u, lam0=lam0, normalizer=normalizer, eps=eps, gain=gain, chunk_size=size)
+    return bound.run(operator, initial_state, output_final_state, cu_seqlens)
 
 
 def scan(
@@ -141,22 +128,9 @@ def scan(
     Arguments and errors as in `chunk`. Source: VLA paper, section 2 (parallel scan); Blelloch 1990.
     """
     size = arguments.check_chunk_size(chunk_size)
-    solve = functools.partial(ridge_chunk.core, chunk_size=size, exact=features.is_wide(q))
-    return _run(
-        solve,
-        functools.partial(scan_core, chunk_size=delta_scan.block_size(size, q)),
-        q,
-        k,
-        v,
-        u,
-        lam0,
-        normalizer,
-        eps,
-        gain,
-        initial_state,
-        output_final_state,
-        cu_seqlens,
-    )
+    walk = functools.partial(scan_core, chunk_size=delta_scan.block_size(size, q))
+    operator = _bind(_solver(size, q), walk, q, k, v, u, lam0, normalizer, eps, gain)
+    return bound.run(operator, initial_state, output_final_state, cu_seqlens)
 
 
 def step(
@@ -173,54 +147,56 @@ def step(
     scale: float | None = None,
 ) -> tuple[Tensor, VLAState]:
     """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `recurrent`."""
-    arguments.check_rank("q", q)
-    arguments.check_one_token(q.shape[1])
+    operator = bind(q, k, v, u, lam0=lam0, normalizer=normalizer, eps=eps, gain=gain, scale=scale)
+    return bound.step(operator, initial_state)
+
+
+def bind(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u: Tensor,
+    *,
+    lam0: float | Tensor = 0.1,
+    normalizer: bool = True,
+    eps: float = 1e-6,
+    gain: str = "unit",
+    scale: float | None = None,
+    chunk_size: int | None = None,
+) -> Bound:
+    """The operator, checked and widened: the token loop, or chunks of a (checked) `chunk_size`."""
     if scale is not None and arguments.check_number("scale", scale) != 1:
         raise ValueError(f"scale is {scale}, expected None (or 1): VLA has no output scale")
-    o, state = recurrent(
-        q,
-        k,
-        v,
-        u,
-        lam0=lam0,
-        normalizer=normalizer,
-        eps=eps,
-        gain=gain,
-        initial_state=initial_state,
-        output_final_state=True,
-    )
-    assert state is not None
-    return o, state
+    walk = delta_scan.form(chunk_size, q)
+    return _bind(_solver(chunk_size, q), walk, q, k, v, u, lam0, normalizer, eps, gain)
 
 
-@features.full_precision
-def _run(solve, walk, q, k, v, u, lam0, normalizer, eps, gain, initial_state, output_final_state, cu_seqlens):
-    """Check, widen, run each sequence, round once."""
+def _solver(chunk_size: int | None, q: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+    chunked = functools.partial(ridge_chunk.core, exact=features.is_wide(q))
+    return bound.form(chunk_size, ridge_solve.recurrent_core, chunked)
+
+
+def _bind(solve, walk, q, k, v, u, lam0, normalizer, eps, gain) -> Bound:
     sizes = arguments.check_qkv(q, k, v, grouped=False)
     arguments.check_flag("normalizer", normalizer)
-    arguments.check_flag("output_final_state", output_final_state)
     arguments.check_same("u", u, (sizes.B, sizes.T, sizes.H, sizes.K), "q's shape [B, T, H, K]", q)
     arguments.check_lam0(lam0, sizes.H, q)
     arguments.check_choice("gain", gain, ("unit", "raw"))
     floor = arguments.check_number("eps", eps, positive=True)
-    offsets = arguments.check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
-    if initial_state is not None:
-        _check_state(initial_state, sizes.B if offsets is None else len(offsets) - 1, sizes, q)
     inputs = [features.heads_first(part) for part in (q, k, u, v)]
     solve = functools.partial(solve, lam=ridge_solve.widen_lam0(lam0, sizes.B, sizes.H, q.device))
     core = functools.partial(_core, solve, walk, gain == "unit", floor if normalizer else None)
-    o, state = features.over_sequences(core, inputs, features.to_state(initial_state, WIDE), offsets)
-    final = features.to_state(state, arguments.compute_dtype(q.dtype)) if output_final_state else None
-    return features.tokens_first(o, v.dtype), final
+    return Bound(sizes, q, inputs, core, 1.0, _check_state)
 
 
-def _check_state(state: object, N: int, sizes: arguments.Sizes, like: Tensor) -> None:
-    arguments.check_state_tuple("initial_state", state, VLAState)
+def _check_state(name: str, state: object, N: int, sizes: arguments.Sizes, like: Tensor) -> VLAState:
+    arguments.check_state_tuple(name, state, VLAState)
     S, M, z = state  # type: ignore[misc]
     H, K = sizes.H, sizes.K
-    arguments.check_state("initial_state.S", S, (N, H, K, sizes.V), "[N, H, K, V]", like)
-    arguments.check_state("initial_state.M", M, (N, H, K, K), "[N, H, K, K]", like)
-    arguments.check_state("initial_state.z", z, (N, H, K), "[N, H, K]", like)
+    arguments.check_state(f"{name}.S", S, (N, H, K, sizes.V), "[N, H, K, V]", like)
+    arguments.check_state(f"{name}.M", M, (N, H, K, K), "[N, H, K, K]", like)
+    arguments.check_state(f"{name}.z", z, (N, H, K), "[N, H, K]", like)
+    return VLAState(S, M, z)
 
 
 def _core(
@@ -228,18 +204,19 @@ def _core(
     walk: Scan,
     unit: bool,
     floor: float | None,
+    read: Tensor,
     q: Tensor,
     k: Tensor,
     u: Tensor,
     v: Tensor,
     state: VLAState | None,
 ) -> tuple[Tensor, VLAState]:
-    """q, k, u [B, H, T, K], v [B, H, T, V], all WIDE."""
+    """read, q, k, u [B, H, T, K], v [B, H, T, V], all WIDE."""
     S, M, z = state if state is not None else (None, None, None)
     erase = features.norm(k)
     y, M = solve(erase, u, M)
     write = features.norm(y) if unit else y
-    o, S = walk(q, erase, write, v, S)
+    o, S = walk(read, erase, write, v, S)
     denominator, z = linear.normaliser(q, k, z, floor or 0.0)
     return (o if floor is None else o / denominator), VLAState(S, M, z)
 

@@ -31,7 +31,7 @@ def valid(operator: Operator, variant: Variant, **sizes: int) -> Given:
     sizes = SIZES | ({"T": 1} if variant.kind == "step" else {}) | sizes
     generator = torch.Generator().manual_seed(len(operator.name))
     given: Given = {}
-    for x in operator.inputs:
+    for x in operator.inputs_of():
         value = torch.rand([sizes[letter] for letter in x.shape.split()], generator=generator) + 0.5
         given[x.name] = -value if x.domain == "log_gate" else value
     required = {name for name, p in parameters(variant).items() if p.default is inspect.Parameter.empty}
@@ -69,7 +69,7 @@ def some_state(operator: Operator, variant: Variant, given: Given) -> Any:
     """
     state = call(variant, given)[1]
     generator = torch.Generator().manual_seed(7)
-    if not operator.states:
+    if not operator.states_of():
         return state
     return rebuilt(state, [torch.randn(x.shape, generator=generator).to(x.dtype) for x in leaves(state)])
 
@@ -87,11 +87,11 @@ class Bad:
 def bad_inputs(operator: Operator, variant: Variant) -> Iterator[Bad]:
     """Every input in turn: each axis too long, a missing axis, wrong dtypes, no tensor, another device."""
     optional = {name for name, p in parameters(variant).items() if p.default is None}
-    letters = {letter for x in operator.inputs for letter in x.shape.split()}
-    lone = len(operator.inputs) == 1  # nothing to disagree with
+    letters = {letter for x in operator.inputs_of() for letter in x.shape.split()}
+    lone = len(operator.inputs_of()) == 1  # nothing to disagree with
 
     def bad(x: Input, what: str, change: Callable[[torch.Tensor], Any], error: type[Exception], *words: str) -> Bad:
-        named = () if x is operator.inputs[0] else (x.name,)  # the first is what others are compared with
+        named = () if x is operator.inputs_of()[0] else (x.name,)  # the first is what others are compared with
 
         def made() -> Given:
             given = valid(operator, variant)
@@ -99,9 +99,9 @@ def bad_inputs(operator: Operator, variant: Variant) -> Iterator[Bad]:
 
         return Bad(f"{x.name} {what}", made, error, (*named, *words))
 
-    for x in operator.inputs:
+    for x in operator.inputs_of():
         for axis, letter in enumerate(x.shape.split()):
-            alone = sum(letter in y.shape.split() for y in operator.inputs) == 1
+            alone = sum(letter in y.shape.split() for y in operator.inputs_of()) == 1
             if not (lone or (alone and letter == "V")):  # a size that nothing else has is a legal one
                 yield bad(
                     x, f"longer along {letter}", lambda t, i=axis: torch.cat([t, t.narrow(i, 0, 1)], i), ValueError
@@ -122,7 +122,7 @@ def bad_inputs(operator: Operator, variant: Variant) -> Iterator[Bad]:
                   ValueError, (letter, "0"))  # fmt: skip
     if {"H", "HV"} <= letters:
         yield Bad("HV = 3 of H = 2", lambda: valid(operator, variant, HV=3), ValueError, ("HV = 3", "H = 2"))
-    values = [x for x in operator.inputs if x.shape.endswith(" V")]
+    values = [x for x in operator.inputs_of() if x.shape.endswith(" V")]
     if values and "grouped" not in variant.supports:
         yield bad(values[0], "of HV = 4 heads, ungrouped", lambda t: t.repeat(1, 1, 2, 1), ValueError, "4", "2")
     if variant.kind == "step":
@@ -133,7 +133,7 @@ def bad_inputs(operator: Operator, variant: Variant) -> Iterator[Bad]:
 def bad_values(operator: Operator, variant: Variant) -> Iterator[Bad]:
     """Gates out of their domain: the message has the index and the value."""
     refused = {"log_gate": (math.nan, 1.0, 5.0, math.inf, 1e-30), "beta": (math.nan, math.inf, -math.inf)}
-    for x in operator.inputs:
+    for x in operator.inputs_of():
         for value in refused.get(x.domain, ()):
             given = valid(operator, variant)
             given[x.name][1, -1, 0] = value

@@ -38,7 +38,7 @@ NUDGED = pairs(*((o, v) for o, v in OURS if takes(v, "nudge_period")))
 RAW = pairs(*((o, v) for o, v in OURS if takes(v, "gain")))
 LEARNED = pairs(*((o, v) for o, v in OURS if any(x.differentiable for x in o.options) and v.kind == "sequence"))
 WHOLE = pairs(*((o, v) for o, v in OURS if v.kind == "sequence"))
-STATEFUL = pairs(*((o, v) for o, v in OURS if o.states and v.kind == "sequence"))
+STATEFUL = pairs(*((o, v) for o, v in OURS if o.states_of() and v.kind == "sequence"))
 
 
 def given(operator: Operator, dtype: str = "float64", options: dict[str, Scalar] | None = None, **sizes: Any) -> Batch:
@@ -63,7 +63,7 @@ def within_budget(operator: Operator, batch: Batch, values: dict[str, torch.Tens
 def test_any_number_of_chunks_equals_the_recurrence(operator: Operator, variant: Variant, chunks: int):
     """N = 1 to 9 chunks of 4, the last one a token short if N is odd; forward, states and gradients."""
     T = 4 * chunks - chunks % 2
-    batch = given(operator, T=T, K=4, V=3, dtype="float32", initial_state=bool(operator.states))
+    batch = given(operator, T=T, K=4, V=3, dtype="float32", initial_state=bool(operator.states_of()))
     small = Variant(name="small", function=variant.function, options={**variant.options, "chunk_size": 4})
     outcome = run(operator, small, batch, backward=True)
     values = {k: x for k, x in outcome.values.items() if k.removeprefix("d ") not in batch.options}
@@ -148,11 +148,11 @@ def test_gradient_flows_from_the_final_to_the_initial_state(operator: Operator, 
 def test_a_second_derivative_works_or_says_that_it_does_not(operator: Operator, variant: Variant):
     """Against a difference of first derivatives; an error is of the operator, not autograd's about an unused input."""
     batch = given(operator, T=5, K=4, V=3)
-    for x in operator.inputs:
+    for x in operator.inputs_of(batch.options):
         if x.domain == "log_gate":
             batch.tensors[x.name].clamp_(max=-0.5)
     inputs = [x.requires_grad_() for x in batch.tensors.values()]
-    o, _ = resolve(variant.function)(*inputs, **keywords(batch, variant))
+    o, _ = resolve(variant.function)(*inputs, **keywords(operator, variant, batch))
     first = torch.autograd.grad(o.square().sum(), inputs, create_graph=True)
     try:
         second = torch.autograd.grad(torch.stack([x.square().sum() for x in first]).sum(), inputs)
@@ -167,7 +167,7 @@ def test_a_second_derivative_works_or_says_that_it_does_not(operator: Operator, 
     sides = []
     for sign in (1, -1):
         moved = [(x + sign * step * d).detach().requires_grad_() for x, d in zip(inputs, shifts, strict=True)]
-        o, _ = resolve(variant.function)(*moved, **keywords(batch, variant))
+        o, _ = resolve(variant.function)(*moved, **keywords(operator, variant, batch))
         sides.append(sum(g.square().sum() for g in torch.autograd.grad(o.square().sum(), moved)))
     quotient, slope = (
         (sides[0] - sides[1]) / (2 * step),
@@ -183,8 +183,8 @@ def test_a_learned_number_as_a_float_a_scalar_and_one_a_head_is_one(operator: Op
     batch = given(operator, T=70, K=4, V=3, H=2, dtype=dtype, initial_state=True)
     results, names = [], [option.name for option in operator.options if option.differentiable]
     for value in (0.375, torch.tensor(0.375), torch.tensor([0.375, 0.375]), torch.tensor(0.375, dtype=torch.float64)):
-        state = pack_state(operator, batch.state, list(batch.state or {}))
-        options = keywords(batch, variant) | {"initial_state": state, "output_final_state": True}
+        state = pack_state(operator, batch.state, batch.options)
+        options = keywords(operator, variant, batch) | {"initial_state": state, "output_final_state": True}
         options |= dict.fromkeys(names, value)
         o, final = resolve(variant.function)(*batch.tensors.values(), **options)
         results.append([o, *([final] if isinstance(final, torch.Tensor) else final)])
@@ -200,7 +200,9 @@ def test_a_learned_number_a_head_is_each_head_by_itself(operator: Operator, vari
 
     def results(tensors: list[torch.Tensor], value: torch.Tensor) -> list[torch.Tensor]:
         learned = value.clone().requires_grad_()
-        o, _ = resolve(variant.function)(*tensors, **(keywords(batch, variant) | dict.fromkeys(names, learned)))
+        o, _ = resolve(variant.function)(
+            *tensors, **(keywords(operator, variant, batch) | dict.fromkeys(names, learned))
+        )
         return [o.detach(), *torch.autograd.grad(o.square().sum(), learned)]
 
     o, slope = results(list(batch.tensors.values()), heads)
@@ -224,7 +226,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pairs(*((o, v) for o, v in OURS if takes(v, "chunk_size") and "psd" in {x.domain for x in o.states}))
+@pairs(*((o, v) for o, v in OURS if takes(v, "chunk_size") and "psd" in {x.domain for x in o.states_of()}))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_no_matrix_a_token_is_ever_made(operator: Operator, variant: Variant, dtype: str):
     """T = 1024, K = 16: nothing as large as [T, K, K], forward or backward."""

@@ -1,4 +1,4 @@
-"""The command line: ``linattest verify``, ``show``, ``info``.
+"""The command line: ``linattest verify``, ``cost``, ``show``, ``info``.
 
 Exit codes: 0 all as expected, 1 a failure or regression, 2 usage, 3 nothing measured or the environment
 lacks what was asked, 130 interrupted.
@@ -18,9 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from linattest.verify import registry
 from linattest.verify.campaign import Campaign, default_workers, local_executor, resume, run_campaign
+from linattest.verify.complexity import LENGTHS, costs
 from linattest.verify.examine import replay as replay_bundle
 from linattest.verify.grids import Job, grid
 from linattest.verify.records import Record
+from linattest.verify.report.costs import print_costs
 from linattest.verify.report.pages import info_markdown, print_info, print_page
 from linattest.verify.report.terminal import print_campaign, print_failure, to_json
 from linattest.verify.spec import DTYPES, Operator
@@ -155,6 +157,19 @@ def _replay(console: Console, path: Path, as_json: bool) -> int:
                 f"{record.case.operator} {record.variant} {record.direction}: passes now, ratio {record.ratio}"
             )
     return FAILED if campaign.failed else OK if found else NOTHING
+
+
+@app.command()
+def cost(
+    operators: Annotated[
+        list[str] | None, typer.Argument(help="operators to count; all if none", metavar="[OPERATOR]...")
+    ] = None,
+    most: Annotated[int, typer.Option(min=1024, help="longest sequence")] = max(LENGTHS),
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
+) -> None:
+    """Count multiply-adds per token of the chunk-parallel forms and say how they grow with T."""
+    lengths = [length for length in LENGTHS if length <= most]
+    print_costs(Console(), costs(_operators(operators or []), lengths), as_json)
 
 
 @app.command()

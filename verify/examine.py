@@ -24,7 +24,7 @@ from linattest.verify.records import Direction, Record, Status, finite, load_bun
 from linattest.verify.sensitivity import Sensitivity, sensitivity
 from linattest.verify.spec import Operator, Property, Variant
 from linattest.verify.subjects import Outcome, resolve, run
-from linattest.verify.tolerance import THRESHOLD, accumulation, unit_roundoff
+from linattest.verify.tolerance import THRESHOLD, accumulation, smallest_subnormal, unit_roundoff
 
 Array = NDArray[np.float64]
 
@@ -63,10 +63,10 @@ class Examination:
     def radius(self) -> float:
         """The oracle's worst radius as a fraction of the budget (0/0 = 0)."""
         worst = 0.0
+        floor = smallest_subnormal(self.batch.case.dtype)
         for name, radius in self.truth.radius.items():
-            if radius.any():
-                budget = self.budget[name]
-                worst = max(worst, float(np.max(radius / np.where(budget > 0, budget, np.where(radius > 0, 0.0, 1.0)))))
+            if radius.size:
+                worst = max(worst, float(np.max(radius / np.maximum(self.budget[name], floor))))
         return worst
 
     def dtype_of(self, name: str) -> str:
@@ -99,7 +99,8 @@ class Examination:
 
     def _estimate(self, name: str) -> Wanted:
         value = self.sensitivity.values[name]
-        axis = 1 if "state." in name else 2
+        axes = {f"state.{x.name}": x.head_axis or 0 for x in self.operator.states}
+        axis = axes.get(name.removeprefix("d "), 2)
         zero = np.zeros_like(value)
         return Wanted(value, zero, self.sensitivity.kappa(name), zero, axis)
 
@@ -139,8 +140,8 @@ def replay(path: Path) -> list[Record]:
         raise ValueError(f"{path}: {error.args[0]}") from error
     case = bundle.case
     cu_seqlens = build(operator, case).cu_seqlens
-    inputs = {x.name: lay_out(tensors["input"][x.name], case.structure.layout) for x in operator.inputs}
     options = resolve_options(operator, case.options)
+    inputs = {x.name: lay_out(tensors["input"][x.name], case.structure.layout) for x in operator.inputs_of(options)}
     batch = Batch(case, inputs, tensors["initial"] or None, options, tensors["cotangent"], cu_seqlens)
     examination = Examination(operator, batch)
     if bundle.direction == "property":

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from linattest.verify.inputs import Batch, generator
 from linattest.verify.numbers import ArbContext, Context
-from linattest.verify.oracle import Head, OracleError, convert, heads
+from linattest.verify.oracle import Head, OracleError, convert, counted, heads, numbers_of, place
 from linattest.verify.spec import Operator
-from linattest.verify.subjects import live_states
 
 Array = NDArray[np.float64]
 
@@ -64,7 +63,7 @@ def directions(operator: Operator, batch: Batch, *, every_edge: bool = False) ->
     for name, x in batch.tensors.items():
         if not x.numel():
             continue
-        smooth = _smooth(_numpy(x))
+        smooth = _smooth(_numpy(x), next(i.domain for i in operator.inputs_of(batch.options) if i.name == name))
         yield Direction(name, "full", random(tuple(x.shape)) * smooth)
         edges = sorted({0, CHUNK - 1, CHUNK, length - 1} & set(range(length)))
         for t in edges if every_edge else [edges[int(rng.integers(len(edges)))]]:
@@ -72,16 +71,18 @@ def directions(operator: Operator, batch: Batch, *, every_edge: bool = False) ->
             array[:, t] = random(array[:, t].shape)
             yield Direction(name, f"token {t}", array * smooth)
     for name, x in (batch.state or {}).items():
-        if x.numel() and name in live_states(operator, batch.options):
+        if x.numel() and x.is_floating_point():
             yield Direction(f"state.{name}", "full", random(tuple(x.shape)))
     for option in operator.options:
-        if option.differentiable and batch.options[option.name] is not None:
+        if option.differentiable and batch.options.get(option.name) is not None:
             yield Direction(option.name, "full", np.ones(()))
 
 
-def _smooth(x: Array) -> Array:
-    """1, but 0 on rows [.., K] that are exactly zero: a norm has no derivative there, only a stated subgradient,
-    which the elementwise comparison checks."""
+def _smooth(x: Array, domain: str) -> Array:
+    """1, but 0 on rows [.., K] and weights that are exactly zero: a norm, and a mean of nothing, have no derivative
+    there, only a stated subgradient, which the elementwise comparison checks."""
+    if domain == "weight":
+        return (x != 0) * 1.0
     return np.any(x != 0, axis=-1, keepdims=True) * 1.0 if x.ndim > 3 else np.ones_like(x)
 
 
@@ -95,12 +96,12 @@ def derivative(operator: Operator, batch: Batch, direction: Direction) -> float:
     with ctx.working():
         h = ctx.number(2.0**-_STEP_BITS)
         total = ctx.number(0.0)
-        per_value = {x.name: x.per_value_head for x in (*operator.inputs, *operator.states)}
         for n, h_index, head in heads(operator, batch, ctx):
-            if not _touches(batch, direction, n, h_index, per_value):
+            moving = _part(operator, batch, direction, n, h_index)
+            if not moving.any():
                 continue
             for sign in (1, -1):
-                moved = _move(ctx, batch, head, direction, n, h_index, h * sign, per_value)
+                moved = _move(ctx, head, direction, moving, h * sign)
                 total += sign * _loss(operator, batch, ctx, moved, n, h_index)
         ball = total / (2 * h)
         if not (ball.is_finite() and ball.rad() <= abs(ball.mid()) * 2.0**-53 + 2.0**-_FLOOR_BITS):
@@ -108,37 +109,31 @@ def derivative(operator: Operator, batch: Batch, direction: Direction) -> float:
         return float(ball.mid())
 
 
-def _place(batch: Batch, direction: Direction, h: int, per_value: dict[str, bool]) -> int:
-    name = direction.input.removeprefix("state.")
-    return h if per_value.get(name, True) else h // batch.case.structure.group
-
-
-def _touches(batch: Batch, direction: Direction, n: int, h: int, per_value: dict[str, bool]) -> bool:
-    """Whether the direction moves this head at all: a head it leaves alone adds exactly nothing."""
+def _part(operator: Operator, batch: Batch, direction: Direction, n: int, h: int) -> Array:
+    """The direction's part in one head: a head that it leaves alone (all zeros) adds exactly nothing."""
+    structure, name = batch.case.structure, direction.input
     if direction.array.ndim == 0:
-        return True
-    place = _place(batch, direction, h, per_value)
-    if direction.input.startswith("state."):
-        return bool(direction.array[n, place].any())
-    row, start, stop = batch.case.structure.sequences[n]
-    return bool(direction.array[row, start:stop, place].any())
-
-
-def _move(
-    ctx: Context, batch: Batch, head: Head, direction: Direction, n: int, h: int, step: Any, per_value: dict[str, bool]
-) -> Head:
-    """The head with one input moved by step * direction, exactly."""
-    name = direction.input
-    if direction.array.ndim == 0:
-        return replace(head, options={**head.options, name: head.options[name] + step})
-    place = _place(batch, direction, h, per_value)
+        return direction.array
     if name.startswith("state."):
-        key, delta = name.removeprefix("state."), direction.array[n, place]
+        kind = next(x for x in operator.states_of(batch.options) if x.name == name.removeprefix("state."))
+        return direction.array[place(kind, n, h, structure)]
+    per_value = next(x.per_value_head for x in operator.inputs_of(batch.options) if x.name == name)
+    row, start, stop = structure.sequences[n]
+    return direction.array[row, start:stop, h if per_value else h // structure.group]
+
+
+def _move(ctx: Context, head: Head, direction: Direction, part: Array, step: Any) -> Head:
+    """The head with one input moved by step * part, exactly."""
+    name = direction.input
+    if part.ndim == 0 and name in head.options:
+        return replace(head, options={**head.options, name: head.options[name] + step})
+    if name.startswith("state."):
+        key, delta = name.removeprefix("state."), convert(ctx, part)
         assert head.state is not None
-        return replace(head, state={**head.state, key: head.state[key] + convert(ctx, delta) * step})
-    row, start, stop = batch.case.structure.sequences[n]
-    deltas = direction.array[row, start:stop, place]
-    rows = [x + convert(ctx, d) * step if np.any(d) else x for x, d in zip(head.inputs[name], deltas, strict=True)]
+        old = head.state[key]
+        moved = [x + d * step for x, d in zip(old, delta, strict=True)] if isinstance(old, list) else old + delta * step
+        return replace(head, state={**head.state, key: moved})
+    rows = [x + convert(ctx, d) * step if np.any(d) else x for x, d in zip(head.inputs[name], part, strict=True)]
     return replace(head, inputs={**head.inputs, name: rows})
 
 
@@ -151,17 +146,15 @@ def _loss(operator: Operator, batch: Batch, ctx: Context, head: Head, n: int, h:
     weights = _numpy(batch.cotangents["o"])
     for t, value in enumerate(rows):
         total += _weigh(ctx, value, weights[row, start + t, h])
-    live = live_states(operator, batch.options)
-    for x in (x for x in operator.states if x.name in live):
-        if not (x.per_value_head or h % structure.group == 0):
-            continue
-        place = h if x.per_value_head else h // structure.group
-        total += _weigh(ctx, final[x.name], _numpy(batch.cotangents[f"state.{x.name}"])[n, place])
+    for x in operator.states_of(batch.options):
+        if not x.whole and counted(x, h, structure):
+            cotangent = _numpy(batch.cotangents[f"state.{x.name}"])
+            total += _weigh(ctx, final[x.name], cotangent[place(x, n, h, structure)])
     return total
 
 
 def _weigh(ctx: Context, value: Any, weights: Array) -> Any:
-    pairs = zip(ctx.entries(value), weights.reshape(-1).tolist(), strict=True)
+    pairs = zip(numbers_of(ctx, value), weights.reshape(-1).tolist(), strict=True)
     return sum((x * ctx.number(w) for x, w in pairs), ctx.number(0.0))
 
 

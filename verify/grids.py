@@ -1,17 +1,20 @@
-"""Which cases ``verify`` runs: a fixed grid in which every listed length, width, family and option occurs.
+"""Which cases ``verify`` runs: a seeded sample per operator, in which every listed T, K and V occurs, or all of them.
 
-Structures are crossed with two dtypes each, not with everything: each (structure, dtype) takes the next
-family and the next options of the operator in turn, and every family and every option gets cases of its
-own. ``full`` crosses all of them with every dtype.
+``sample`` takes, in an order that the seed shuffles, every structure that brings a length, a width, a memory layout or
+a feature not seen yet, each in one dtype; every family and every option setting has a case of its own, and the
+properties are tried on three structures. ``full`` crosses everything with every dtype (the nightly target). ``quick``
+is for a first impression.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from linattest.verify.inputs import Case, Structure
+from linattest.verify.inputs import Case, Scalar, Structure, resolve_options
 from linattest.verify.spec import DTYPES, Operator
 
 STRUCTURES = (
@@ -45,6 +48,9 @@ PROPERTY = (
 )
 """Small structures on which every property of every variant is tried."""
 
+PROPERTY_DTYPES = (1, 2, 0)
+"""The place in ``DTYPES`` with which each of them starts: float32, bfloat16, float64."""
+
 QUICK = (
     Structure(T=0, K=16, V=7, B=2, initial_state=True),
     Structure(T=1, K=1, V=1),
@@ -72,50 +78,64 @@ class Job:
         return heads * s.T * (s.K * (s.K + s.V) + 1000) * passes
 
 
-def grid(operator: Operator, *, quick: bool = False, full: bool = False, seed: int = 0) -> list[Job]:
-    """The jobs of one operator, longest first.
+@dataclass
+class _Turns:
+    """Jobs of one operator being listed; each job takes the next dtype, and what it does not fix in turn."""
 
-    ``quick`` is the subset for a first impression (float32 and bfloat16). ``full`` crosses every structure,
-    family and option setting with every dtype; otherwise each takes two of the four in turn.
-    """
-    dtypes = ("float32", "bfloat16") if quick else DTYPES
-    some = dtypes if quick or full else None
-    jobs: list[Job] = []
+    operator: Operator
+    seed: int
+    dtypes: tuple[str, ...]
+    every: bool
+    jobs: list[Job]
 
-    def add(structure: Structure, dtype: str, family: str, turn: int, properties: bool = False) -> None:
-        s = structure if any("grouped" in v.supports for v in operator.variants) else _ungroup(structure)
+    def add(self, structure: Structure, turn: int, *, family: str = "", properties: bool = False, at: int = 0) -> None:
+        """One case, or one a dtype if ``every``; ``at`` is the place of the dtype in the rotation."""
+        options = self.operator.grid[turn % len(self.operator.grid)]
+        s = structure if groups(self.operator, options) else ungroup(structure)
+        fitting = [f for f in self.operator.families if fits(f, s)]
         gradient = s.T * s.K * (s.K + s.V) * s.H * s.group * s.B <= GRADIENT_WORK
-        options = operator.grid[turn % len(operator.grid)]
-        case = Case(
-            operator=operator.name, structure=s, dtype=dtype, family=family, seed=seed + turn,
-            options=options, gradient=gradient,
-        )  # fmt: skip
-        jobs.append(Job(case, properties))
+        some = self.dtypes if self.every else (self.dtypes[at % len(self.dtypes)],)
+        for j, dtype in enumerate(some):
+            case = Case(
+                operator=self.operator.name, structure=s, dtype=dtype, seed=self.seed + turn, options=options,
+                family=family or fitting[(turn + 3 * j) % len(fitting)], gradient=gradient,
+            )  # fmt: skip
+            self.jobs.append(Job(case, properties))
 
-    for i, structure in enumerate(QUICK if quick else STRUCTURES):
-        families = [f for f in operator.families if fits(f, structure)]
-        for j, dtype in enumerate(some or _pair(i)):
-            add(structure, dtype, families[(i + 3 * j) % len(families)], i + 2 * j)
-    for dtype in dtypes:
-        add(PROPERTY[0], dtype, "random", 0, properties=True)
+
+def grid(operator: Operator, *, quick: bool = False, full: bool = False, seed: int = 0) -> list[Job]:
+    """The jobs of one operator, longest first: a seeded sample, all of them, or a first impression."""
+    dtypes = ("float32", "bfloat16") if quick else DTYPES
+    turns = _Turns(operator, seed, dtypes, every=quick or full, jobs=[])
+    rng = random.Random(f"{operator.name} {seed}")
+    start = rng.randrange(len(dtypes))
+    chosen = QUICK if quick else STRUCTURES if full else cover(STRUCTURES, rng)
+    for i, structure in enumerate(chosen):
+        turns.add(structure, i, at=start + i)
+    for i, structure in enumerate(PROPERTY[:1] if quick else PROPERTY):
+        turns.add(structure, i, family="random", properties=True, at=PROPERTY_DTYPES[i])
     if quick:
-        add(FAMILY, dtypes[0], operator.families[-1], 0)
-        return sorted(jobs, key=lambda job: -job.work)
-    for i, structure in enumerate(PROPERTY[1:]):
-        for dtype in some or _pair(i):
-            add(structure, dtype, "random", i, properties=True)
+        turns.every = False
+        turns.add(FAMILY, 0, family=operator.families[-1])
+        return sorted(turns.jobs, key=lambda job: -job.work)
     for i, family in enumerate(operator.families):
-        for dtype in some or _pair(i):
-            add(FAMILY, dtype, family, i)
+        turns.add(FAMILY, i, family=family, at=start + i)
     for turn in range(1, len(operator.grid)):
-        for dtype in some or _pair(turn):
-            add(OPTION, dtype, "random", turn, properties=turn == 1)
-    return sorted(jobs, key=lambda job: -job.work)
+        turns.add(OPTION, turn, family="random", properties=turn == 1, at=start + turn)
+    return sorted(turns.jobs, key=lambda job: -job.work)
 
 
-def _pair(turn: int) -> tuple[str, str]:
-    """Two dtypes for the turn; four turns give each of them twice, and float32 with each of the others."""
-    return (("float32", "bfloat16"), ("float64", "float16"), ("float16", "float32"), ("bfloat16", "float64"))[turn % 4]
+def cover(structures: Sequence[Structure], rng: random.Random) -> list[Structure]:
+    """Enough of the structures that every length, width, layout and feature of theirs occurs, in a random order."""
+    seen: set[tuple[str, object]] = set()
+    chosen: list[Structure] = []
+    for s in rng.sample(structures, len(structures)):
+        marks: set[tuple[str, object]] = {("T", s.T), ("K", s.K), ("V", s.V), ("layout", s.layout)}
+        marks |= {("packed", s.cu_seqlens is not None), ("grouped", s.group > 1), ("state", s.initial_state)}
+        if not marks <= seen:
+            chosen.append(s)
+            seen |= marks
+    return chosen
 
 
 def fits(family: str, structure: Structure) -> bool:
@@ -123,5 +143,24 @@ def fits(family: str, structure: Structure) -> bool:
     return family != "captured" or (structure.T <= 257 and max(structure.K, structure.V) <= 32)
 
 
-def _ungroup(structure: Structure) -> Structure:
+def groups(operator: Operator, options: Mapping[str, Scalar]) -> bool:
+    """Whether several value heads may share a key head under these options."""
+    if operator.ungrouped is not None and operator.ungrouped(resolve_options(operator, options)):
+        return False
+    return any("grouped" in variant.supports for variant in operator.variants)
+
+
+def settings(operator: Operator) -> list[dict[str, Scalar]]:
+    """The option settings of the grid that choose what is computed, numbers left at their defaults."""
+    switches = {option.name for option in operator.options if isinstance(option.default, bool | str)}
+    found: list[dict[str, Scalar]] = []
+    for options in operator.grid:
+        kept = {name: value for name, value in options.items() if name in switches}
+        if kept not in found:
+            found.append(kept)
+    return found
+
+
+def ungroup(structure: Structure) -> Structure:
+    """The same with one value head a key head."""
     return msgspec.structs.replace(structure, group=1)

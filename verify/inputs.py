@@ -16,12 +16,16 @@ import torch
 
 from linattest.verify.spec import Operator
 from linattest.verify.tolerance import TORCH_DTYPES, accumulation
-from linattest.verify.values import Drawn, draw
+from linattest.verify.values import POSITIONS, Drawn, draw
 
 Scalar = float | bool | str
 
 LAYOUTS = ("contiguous", "transposed", "guarded")
 """How a tensor lies in memory: dense; heads before tokens; inside a NaN-filled buffer at an odd offset."""
+
+
+FEWEST_LEVELS = 10
+"""Fenwick levels of short structures: a piece of one has those of the whole."""
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +49,10 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
         return [(0, a, b) for a, b in zip(self.cu_seqlens, self.cu_seqlens[1:], strict=False)]
 
     def sizes(self) -> dict[str, int]:
-        """The size of every shape letter."""
+        """The size of every shape letter; L has room for T tokens after any position of the domain."""
         return {
-            "B": self.B, "T": self.T, "H": self.H, "HV": self.H * self.group,
-            "K": self.K, "V": self.V, "N": len(self.sequences),
+            "B": self.B, "T": self.T, "H": self.H, "HV": self.H * self.group, "K": self.K, "V": self.V,
+            "L": max(FEWEST_LEVELS, (max(POSITIONS) + self.T).bit_length() + 1), "N": len(self.sequences),
         }  # fmt: skip
 
     def shape(self, letters: str) -> tuple[int, ...]:
@@ -122,12 +126,20 @@ def generator(case: Case, purpose: str) -> np.random.Generator:
 
 
 def resolve_options(operator: Operator, given: Mapping[str, Scalar]) -> dict[str, Scalar | None]:
-    """Every option of the operator: the given value or the default (None stays for a derived one)."""
+    """Every option of the operator that has a meaning there: the given value or the default (None: derived).
+
+    Raises:
+        ValueError: an option that the operator has not, or that has no meaning beside the others.
+    """
     known = {option.name: option for option in operator.options}
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(f"options {unknown} are none of operator {operator.name!r}'s: {sorted(known)}")
-    return {name: given.get(name, option.default) for name, option in known.items()}
+    values = {name: given.get(name, option.default) for name, option in known.items()}
+    idle = {name for name, option in known.items() if option.when is not None and not option.when(values)}
+    if idle & set(given):
+        raise ValueError(f"options {sorted(idle & set(given))} have no meaning in {operator.name!r} with {dict(given)}")
+    return {name: value for name, value in values.items() if name not in idle}
 
 
 def build(operator: Operator, case: Case) -> Batch:
@@ -148,15 +160,32 @@ def build(operator: Operator, case: Case) -> Batch:
         values = draw(drawn, name, domain, s.shape(shape), generator(case, name))
         return torch.from_numpy(values).to(to)
 
-    tensors = {x.name: lay_out(tensor(x.name, x.shape, x.domain, dtype), s.layout) for x in operator.inputs}
+    options = resolve_options(operator, case.options)
+    inputs, states = operator.inputs_of(options), operator.states_of(options)
+    tensors = {x.name: lay_out(tensor(x.name, x.shape, x.domain, dtype), s.layout) for x in inputs}
     state = None
-    if s.initial_state and operator.states:
-        state = {x.name: tensor(f"state.{x.name}", x.shape, x.domain, wide) for x in operator.states}
+    if s.initial_state and states:
+        kinds = {x.name: torch.int64 if x.whole else wide for x in states}
+        state = {x.name: tensor(f"state.{x.name}", x.shape, x.domain, kinds[x.name]) for x in states}
+        for x in (x for x in states if x.domain == "buckets"):
+            state[x.name] *= _occupied(state["position"], state[x.name])
     cotangents = {"o": tensor("d o", operator.output, "real", dtype)}
-    for x in operator.states:
-        cotangents[f"state.{x.name}"] = tensor(f"d state.{x.name}", x.shape, "real", wide)
+    for x in states:
+        if not x.whole:
+            cotangents[f"state.{x.name}"] = tensor(f"d state.{x.name}", x.shape, "real", wide)
+        if x.domain == "buckets":  # what must be 0 is no function of the inputs
+            seen = torch.tensor([stop - start for _, start, stop in s.sequences])
+            final = seen if state is None else seen + state["position"]
+            cotangents[f"state.{x.name}"] *= _occupied(final, cotangents[f"state.{x.name}"])
     cu_seqlens = None if s.cu_seqlens is None else torch.tensor(s.cu_seqlens, dtype=torch.int32)
-    return Batch(case, tensors, state, resolve_options(operator, case.options), cotangents, cu_seqlens)
+    return Batch(case, tensors, state, options, cotangents, cu_seqlens)
+
+
+def _occupied(position: torch.Tensor, S: torch.Tensor) -> torch.Tensor:
+    """1 for the levels of a Fenwick state [N, L, ..] that hold a bucket: level j + 1 for each set bit j."""
+    bits = torch.arange(S.shape[1]) - 1
+    held = (bits >= 0) & ((position[:, None] >> bits.clamp(min=0)) & 1).bool()
+    return held.to(S.dtype).view(*held.shape, *[1] * (S.dim() - 2))
 
 
 def lay_out(x: torch.Tensor, layout: str) -> torch.Tensor:

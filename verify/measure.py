@@ -115,7 +115,8 @@ def compare(name: str, got: torch.Tensor, wanted: Wanted, dtype: str, accumulati
     with np.errstate(all="ignore"):
         error = np.abs((value - wanted.hi) - wanted.lo)
         error = np.where(np.isfinite(value), error, np.inf)
-        overflows = np.abs(wanted.hi) > torch.finfo(got.dtype).max  # then infinity is the right answer
+        largest = torch.finfo(got.dtype).max if got.is_floating_point() else np.inf
+        overflows = np.abs(wanted.hi) > largest  # then infinity is the right answer
         error = np.where(overflows & (value == np.sign(wanted.hi) * np.inf), 0.0, error)
         error = np.where(np.isfinite(error), error, np.inf)
         free = _known(rounding(wanted.hi, dtype) + wanted.staged)

@@ -69,6 +69,10 @@ class Context(Protocol):
         """The sum of x x^T over some vectors of length n."""
         ...
 
+    def scale_columns(self, a: Matrix, xs: Sequence[Number]) -> Matrix:
+        """The matrix with its i-th column times xs[i]."""
+        ...
+
     def sqrt(self, x: Number) -> Number:
         """The square root."""
         ...
@@ -138,6 +142,10 @@ class ArbContext:
     def gram(self, xs: Sequence[flint.arb_mat], n: int) -> flint.arb_mat:
         rows = flint.arb_mat(len(xs), n, [entry for x in xs for entry in x.entries()])
         return rows.transpose() * rows
+
+    def scale_columns(self, a: flint.arb_mat, xs: Sequence[flint.arb]) -> flint.arb_mat:
+        entries = (x * y for row in a.table() for x, y in zip(row, xs, strict=True))
+        return flint.arb_mat(a.nrows(), a.ncols(), list(entries))
 
     def sqrt(self, x: flint.arb) -> flint.arb:
         return x.sqrt()
@@ -227,6 +235,9 @@ class MpContext:
     def gram(self, xs: Sequence[MpMatrix], n: int) -> MpMatrix:
         columns = [[x.rows[i][0] for x in xs] for i in range(n)]
         return MpMatrix(self.mp, [[self.mp.fdot(a, b) for b in columns] for a in columns])
+
+    def scale_columns(self, a: MpMatrix, xs: Sequence[Any]) -> MpMatrix:
+        return MpMatrix(self.mp, [[x * y for x, y in zip(row, xs, strict=True)] for row in a.rows])
 
     def sqrt(self, x: Any) -> Any:
         return self.mp.sqrt(x)

@@ -25,10 +25,9 @@ import torch
 from numpy.typing import NDArray
 
 from linattest.verify import numbers
-from linattest.verify.inputs import Batch
+from linattest.verify.inputs import Batch, Structure
 from linattest.verify.numbers import ArbContext, Context, MpContext
-from linattest.verify.spec import Operator
-from linattest.verify.subjects import live_states
+from linattest.verify.spec import Operator, State
 from linattest.verify.tolerance import ORACLE_MARGIN, smallest_subnormal
 
 Array = NDArray[np.float64]
@@ -58,6 +57,7 @@ class Head:
     T: int
     K: int
     V: int
+    L: int = 0
 
     def __getattr__(self, name: str) -> list[Any]:
         try:
@@ -115,7 +115,8 @@ def heads(
     arrays = {name: x.double().numpy() for name, x in batch.tensors.items()}
     states = None if batch.state is None else {name: x.double().numpy() for name, x in batch.state.items()}
     options = {name: _option(ctx, operator, name, value, structure.K) for name, value in batch.options.items()}
-    per_value = {x.name: x.per_value_head for x in (*operator.inputs, *operator.states)}
+    per_value = {x.name: x.per_value_head for x in operator.inputs_of(batch.options)}
+    kept = {x.name: x for x in operator.states_of(batch.options)}
     for n, (row, start, stop) in enumerate(structure.sequences):
         for h in range(structure.H * structure.group):
             inputs: dict[str, list[Any]] = {}
@@ -124,15 +125,42 @@ def heads(
                 inputs[name] = [convert(ctx, value) for value in column]
             state = None
             if states is not None:
-                state = {k: convert(ctx, x[n, h if per_value[k] else h // structure.group]) for k, x in states.items()}
-            yield n, h, Head(inputs, options, state, stop - start, structure.K, structure.V)
+                state = {k: _convert_state(ctx, kept[k], x[place(kept[k], n, h, structure)]) for k, x in states.items()}
+            yield n, h, Head(inputs, options, state, stop - start, structure.K, structure.V, structure.sizes()["L"])
+
+
+def place(x: State, n: int, h: int, structure: Structure) -> tuple[Any, ...]:
+    """Where the state of sequence n and value head h lies in the tensor of that state."""
+    if x.head_axis is None:
+        return (n,)
+    return (n, *[slice(None)] * (x.head_axis - 1), h if x.per_value_head else h // structure.group)
+
+
+def counted(x: State, h: int, structure: Structure) -> bool:
+    """Whether a value head is the one that stands for this state: the first of those that share it."""
+    return h == 0 if x.head_axis is None else x.per_value_head or h % structure.group == 0
 
 
 def convert(ctx: Context, x: Any) -> Any:
-    """A float, a vector or a matrix of floats as exact numbers of the context."""
+    """A float, a vector, a matrix or a stack of matrices of floats as exact numbers of the context."""
     if np.ndim(x) == 0:
         return ctx.number(float(x))
-    return ctx.vector(x.tolist()) if np.ndim(x) == 1 else ctx.matrix(x.tolist())
+    if np.ndim(x) == 1:
+        return ctx.vector(x.tolist())
+    return ctx.matrix(x.tolist()) if np.ndim(x) == 2 else [ctx.matrix(layer.tolist()) for layer in x]
+
+
+def _convert_state(ctx: Context, kind: State, x: Any) -> Any:
+    return int(x) if kind.whole else convert(ctx, x)
+
+
+def numbers_of(ctx: Context, value: Any) -> list[Any]:
+    """The numbers of a matrix, a vector, a number, or a stack of matrices, in order."""
+    if isinstance(value, int):
+        return [ctx.number(value)]
+    if isinstance(value, list):
+        return [x for layer in value for x in ctx.entries(layer)]
+    return ctx.entries(value) if hasattr(value, "transpose") else [value]
 
 
 def _option(ctx: Context, operator: Operator, name: str, value: Any, width: int) -> Any:
@@ -147,12 +175,10 @@ def _option(ctx: Context, operator: Operator, name: str, value: Any, width: int)
 def _enclose(operator: Operator, batch: Batch, prec: int, checked: bool) -> Truth | None:
     """One run at a precision; ``None`` when a ball grew until it met a singularity."""
     structure = batch.case.structure
-    live = set(live_states(operator, batch.options))
-    shapes = {"o": structure.shape(operator.output)}
-    shapes |= {f"state.{x.name}": structure.shape(x.shape) for x in operator.states if x.name in live}
+    kept = operator.states_of(batch.options)
+    shapes = {"o": structure.shape(operator.output)} | {f"state.{x.name}": structure.shape(x.shape) for x in kept}
     parts = [{name: np.zeros(shape) for name, shape in shapes.items()} for _ in range(3)]
     arb, mp = ArbContext(prec), MpContext(2 * prec + _GUARD_BITS)
-    per_value = {x.name: x.per_value_head for x in operator.states}
     others = heads(operator, batch, mp) if checked else None
     with arb.working():
         for n, h, head in heads(operator, batch, arb):
@@ -160,22 +186,19 @@ def _enclose(operator: Operator, batch: Batch, prec: int, checked: bool) -> Trut
             twin = operator.oracle(mp, next(others)[2]) if others is not None else None
             row, start, _ = structure.sequences[n]
             places = [("o", (row, start + t, h), value) for t, value in enumerate(rows)]
-            lead = h % structure.group == 0
             places += [
-                (f"state.{k}", (n, h if per_value[k] else h // structure.group), value)
-                for k, value in final.items()
-                if k in live and (per_value[k] or lead)
+                (f"state.{x.name}", place(x, n, h, structure), final[x.name]) for x in kept if counted(x, h, structure)
             ]
-            for index, (name, place, value) in enumerate(places):
-                balls = arb.entries(value)
+            for index, (name, where, value) in enumerate(places):
+                balls = numbers_of(arb, value)
                 if not all(ball.is_finite() for ball in balls):
                     return None
                 if twin is not None:
                     other = twin[0][index] if name == "o" else twin[1][name.removeprefix("state.")]
-                    _overlap(operator, batch, name, balls, mp.entries(other), prec)
-                target = parts[0][name][place].shape
+                    _overlap(operator, batch, name, balls, numbers_of(mp, other), prec)
+                target = parts[0][name][where].shape
                 for part, column in zip(parts, zip(*map(numbers.split_ball, balls), strict=True), strict=True):
-                    part[name][place] = np.reshape(column, target)
+                    part[name][where] = np.reshape(column, target)
     return Truth(parts[0], parts[1], parts[2], prec, checked)
 
 

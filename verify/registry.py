@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from linattest.verify.operators import delta_net, delta_scan, linear, ridge_solve, softmax, vla
+from linattest.verify.operators import (
+    ccq,
+    covariance_contract,
+    delta_net,
+    delta_scan,
+    gated_delta_net,
+    gla,
+    linear,
+    log_linear,
+    ridge_solve,
+    softmax,
+    vla,
+)
 from linattest.verify.properties.machine import MACHINE
 from linattest.verify.properties.metamorphic import METAMORPHIC
 from linattest.verify.spec import Operator, Property
@@ -10,10 +22,15 @@ from linattest.verify.spec import Operator, Property
 OPERATORS: tuple[Operator, ...] = (
     softmax.OPERATOR,
     linear.OPERATOR,
+    gla.OPERATOR,
     delta_net.OPERATOR,
+    gated_delta_net.OPERATOR,
     delta_scan.OPERATOR,
     ridge_solve.OPERATOR,
     vla.OPERATOR,
+    covariance_contract.OPERATOR,
+    ccq.OPERATOR,
+    log_linear.OPERATOR,
 )
 
 BY_NAME: dict[str, Operator] = {operator.name: operator for operator in OPERATORS}

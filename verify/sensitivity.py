@@ -105,11 +105,15 @@ def run_copies(
         return torch.cat([_move(x.double(), rng) for _ in range(copies)], dim=axis)
 
     tensors = {name: stack(x, 2) for name, x in batch.tensors.items()}
-    state = None if batch.state is None else {name: stack(x, 1) for name, x in batch.state.items()}
-    cotangents = {name: stack(x, 2 if name == "o" else 1) for name, x in batch.cotangents.items()}
+    axes = {f"state.{x.name}": x.head_axis for x in operator.states}
+    state = None
+    if batch.state is not None:  # what all heads share is not moved
+        places = {name: axes[f"state.{name}"] for name in batch.state}
+        state = {k: x if (axis := places[k]) is None else stack(x, axis) for k, x in batch.state.items()}
+    cotangents = {name: stack(x, axes.get(name, 2) or 0) for name, x in batch.cotangents.items()}
     options: dict[str, Scalar | torch.Tensor | None] = dict(batch.options)
     for option in operator.options:
-        value = options[option.name]
+        value = options.get(option.name)
         if option.differentiable and isinstance(value, float):
             one, heads = torch.tensor([value], dtype=torch.float64), batch.case.structure.shape(option.shape)
             options[option.name] = torch.cat([_move(one, rng).expand(heads) for _ in range(copies)])
@@ -118,17 +122,20 @@ def run_copies(
     tiny = smallest_normal(accumulate) * STEP / unit_roundoff(accumulate)
     with RandomRounding(int(rng.integers(2**31)), tiny) if rng is not None else nullcontext():
         outcome = run(operator, operator.variant(operator.reference), stacked, backward=backward, caller=caller)
-    return _cut(outcome, copies, options)
+    return _cut(outcome, copies, options, axes)
 
 
-def _cut(outcome: Outcome, copies: int, options: dict[str, Scalar | torch.Tensor | None]) -> list[Outcome]:
+def _cut(
+    outcome: Outcome, copies: int, options: dict[str, Scalar | torch.Tensor | None], axes: dict[str, int | None]
+) -> list[Outcome]:
     """The copies of a stacked outcome; gradients of a scalar option are summed over a copy's heads."""
     pieces: list[dict[str, torch.Tensor]] = [{} for _ in range(copies)]
     for name, x in outcome.values.items():
         inner = name.removeprefix("d ")
         scalar = inner in options
-        axis = 0 if scalar else 1 if inner.startswith("state.") else 2
-        for piece, part in zip(pieces, x.chunk(copies, dim=axis), strict=True):
+        axis = 0 if scalar else axes.get(inner, 2)
+        parts = [x] * copies if axis is None else x.chunk(copies, dim=axis)
+        for piece, part in zip(pieces, parts, strict=True):
             piece[name] = part.sum() if scalar else part
     return [Outcome(piece) for piece in pieces]
 

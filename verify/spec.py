@@ -1,10 +1,8 @@
 """The vocabulary of the harness: what an operator is, and what is known about it.
 
 Every record here is frozen and checks itself when it is made. This module imports nothing of
-linattest, so that a page, a plugin or a user's own file can describe an operator without pulling in
-an implementation. Shapes are written with the field's letters: ``B`` batch, ``T`` tokens, ``H`` key
-heads, ``HV`` value heads (a multiple of ``H``), ``K`` key width, ``V`` value width, ``N`` sequences
-(``B``, or the number of packed sequences).
+linattest but ``signature`` (its arguments), so that a page, a plugin or a user's own file can describe an
+operator without pulling in an implementation.
 """
 
 from __future__ import annotations
@@ -13,100 +11,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from linattest.verify.signature import Input, Option, State, When, check_shape, require
+
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """Every floating type an operator takes, widest first."""
 
 FEATURES = frozenset({"packed", "state", "grouped", "rectangular", "gradient"})
 """What a variant may support: packed sequences, states in and out, HV > H, K != V, backward."""
 
-_LETTERS = frozenset({"B", "T", "H", "HV", "K", "V", "N"})
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
-
 
 def _check_slug(owner: str, name: str) -> None:
-    _require(
+    require(
         bool(name) and name.replace("_", "").replace("-", "").isalnum() and name == name.lower(),
         f"{owner}: name={name!r}, expected lower-case letters, digits, '_' or '-'",
     )
-
-
-def _check_shape(owner: str, shape: str) -> None:
-    unknown = [letter for letter in shape.split() if letter not in _LETTERS]
-    _require(not unknown, f"{owner}: shape={shape!r} has unknown letters {unknown}, known: {sorted(_LETTERS)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Input:
-    """One tensor argument: its keyword, its shape ("B T H K") and the domain its values are drawn from."""
-
-    name: str
-    shape: str
-    domain: str
-
-    def __post_init__(self) -> None:
-        _require(self.name.isidentifier(), f"Input: name={self.name!r}, expected a keyword")
-        _check_shape(f"Input {self.name!r}", self.shape)
-        _require(self.shape.startswith("B T H"), f"Input {self.name!r}: shape={self.shape!r}, expected 'B T H..'")
-
-    @property
-    def per_value_head(self) -> bool:
-        """Whether the second-last axis counts value heads rather than key heads."""
-        return "HV" in self.shape.split()
-
-
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """One tensor of the recurrent state: field name, shape ("N HV K V") and value domain.
-
-    ``when`` names the boolean option without which this tensor does not exist (it is then ``None``).
-    """
-
-    name: str
-    shape: str
-    domain: str
-    when: str | None = None
-
-    def __post_init__(self) -> None:
-        _require(self.name.isidentifier(), f"State: name={self.name!r}, expected a field name")
-        _check_shape(f"State {self.name!r}", self.shape)
-        _require(self.shape.startswith("N H"), f"State {self.name!r}: shape={self.shape!r}, expected 'N H..'")
-
-    @property
-    def per_value_head(self) -> bool:
-        """Whether the head axis counts value heads rather than key heads."""
-        return "HV" in self.shape.split()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One scalar or keyword argument. A float is a number that rounding moves, and may be differentiated.
-
-    ``default=None`` with ``derived`` set names a value computed from the shape: ``"K**-0.5"``. ``unless``
-    names a boolean option under which this one has no meaning and is not passed. ``shape`` is what a
-    differentiable option may be as a tensor, besides a scalar: one number a key head, "H", or a value head, "HV".
-    """
-
-    name: str
-    default: float | bool | str | None
-    differentiable: bool = False
-    derived: str | None = None
-    unless: str | None = None
-    shape: Literal["H", "HV"] = "H"
-
-    def __post_init__(self) -> None:
-        _require(self.name.isidentifier(), f"Option: name={self.name!r}, expected a keyword")
-        _require(self.shape in ("H", "HV"), f"Option {self.name!r}: shape={self.shape!r}, expected 'H' or 'HV'")
-        _require(
-            self.derived in (None, "K**-0.5"), f"Option {self.name!r}: derived={self.derived!r}, expected 'K**-0.5'"
-        )
-        _require(
-            (self.default is None) == (self.derived is not None),
-            f"Option {self.name!r}: default={self.default!r} and derived={self.derived!r}, expected exactly one",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,13 +63,13 @@ class Variant:
 
     def __post_init__(self) -> None:
         _check_slug("Variant", self.name)
-        _require(
+        require(
             self.function.count(":") == 1, f"Variant {self.name!r}: function={self.function!r}, expected 'module:name'"
         )
         unknown = sorted(self.supports - FEATURES)
-        _require(not unknown, f"Variant {self.name!r}: supports {unknown}, known: {sorted(FEATURES)}")
+        require(not unknown, f"Variant {self.name!r}: supports {unknown}, known: {sorted(FEATURES)}")
         wrong = sorted(set(self.dtypes) - set(DTYPES))
-        _require(not wrong, f"Variant {self.name!r}: dtypes {wrong}, known: {DTYPES}")
+        require(not wrong, f"Variant {self.name!r}: dtypes {wrong}, known: {DTYPES}")
 
 
 def ours(operator: str, *names: str, supports: frozenset[str] = FEATURES) -> tuple[Variant, ...]:
@@ -185,8 +103,8 @@ class Property:
 
     def __post_init__(self) -> None:
         _check_slug("Property", self.name)
-        _require(bool(self.statement), f"Property {self.name!r}: statement is empty")
-        _require(self.needs <= FEATURES, f"Property {self.name!r}: needs {sorted(self.needs - FEATURES)}")
+        require(bool(self.statement), f"Property {self.name!r}: statement is empty")
+        require(self.needs <= FEATURES, f"Property {self.name!r}: needs {sorted(self.needs - FEATURES)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +124,7 @@ class Limitation:
     link: str = ""
 
     def __post_init__(self) -> None:
-        _require(bool(self.why), f"Limitation of {self.variant!r}: why is empty")
+        require(bool(self.why), f"Limitation of {self.variant!r}: why is empty")
 
     def covers(self, variant: str, dtype: str, family: str, direction: str, what: str) -> bool:
         """Whether this limitation speaks of the given case (``what`` names the property tried)."""
@@ -227,7 +145,8 @@ class Operator:
     ``oracle(ctx, head)`` is written from the definition over a number context
     (``linattest.verify.numbers``) for one sequence and one value head; it returns the output rows and
     the final state. ``reference`` names the variant whose float64 run measures sensitivity. ``grid`` lists
-    option settings, ``families`` value families, that ``verify`` covers.
+    option settings, ``families`` value families, that ``verify`` covers. Under the options of which ``ungrouped``
+    holds there is one value head a key head, whatever a variant supports elsewhere.
     """
 
     name: str
@@ -237,31 +156,42 @@ class Operator:
     oracle: Callable[[Any, Any], tuple[list[Any], dict[str, Any]]]
     variants: tuple[Variant, ...]
     states: tuple[State, ...] = ()
-    state_type: str | None = None
     options: tuple[Option, ...] = ()
     grid: tuple[Mapping[str, float | bool | str], ...] = ({},)
     families: tuple[str, ...] = ("random",)
     reference: str = "recurrent"
+    ungrouped: When | None = None
     properties: tuple[Property, ...] = ()
     limitations: tuple[Limitation, ...] = ()
     reading: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_slug("Operator", self.name)
-        _check_shape(f"Operator {self.name!r}", self.output)
+        check_shape(f"Operator {self.name!r}", self.output)
         names = [variant.name for variant in self.variants]
-        _require(len(set(names)) == len(names), f"Operator {self.name!r}: variants {names} repeat a name")
-        _require(self.reference in names, f"Operator {self.name!r}: reference={self.reference!r} is none of {names}")
+        require(len(set(names)) == len(names), f"Operator {self.name!r}: variants {names} repeat a name")
+        require(self.reference in names, f"Operator {self.name!r}: reference={self.reference!r} is none of {names}")
         for limitation in self.limitations:
-            _require(
+            require(
                 limitation.variant in names,
                 f"Operator {self.name!r}: limitation of {limitation.variant!r}, which is none of {names}",
             )
         known = {option.name for option in self.options}
         for options in self.grid:
-            _require(
-                set(options) <= known, f"Operator {self.name!r}: grid sets {sorted(set(options) - known)}, unknown"
-            )
+            require(set(options) <= known, f"Operator {self.name!r}: grid sets {sorted(set(options) - known)}, unknown")
+
+    def inputs_of(self, options: Mapping[str, Any] | None = None) -> list[Input]:
+        """The inputs that exist under resolved options (the defaults, if none are given), in order."""
+        return self._existing(self.inputs, options)
+
+    def states_of(self, options: Mapping[str, Any] | None = None) -> list[State]:
+        """The state tensors that exist under resolved options (the defaults, if none are given), in order."""
+        return self._existing(self.states, options)
+
+    def _existing(self, parts: Iterable[Any], options: Mapping[str, Any] | None) -> list[Any]:
+        if options is None:
+            options = {option.name: option.default for option in self.options}
+        return [x for x in parts if x.when is None or x.when(options)]
 
     def variant(self, name: str) -> Variant:
         """The variant of that name. Raises ``KeyError`` that lists the known ones."""

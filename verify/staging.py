@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from linattest.verify.inputs import Batch, generator
 from linattest.verify.sensitivity import group_size, run_copies
 from linattest.verify.spec import Operator, Variant
-from linattest.verify.subjects import Caller, Tensors, decode, keywords, live_states, name_state, pack_state, resolve
+from linattest.verify.subjects import Caller, Tensors, decode, keywords, name_state, pack_state, resolve, spread
 from linattest.verify.tolerance import PATTERNS, STEP, accumulation, unit_roundoff
 
 Array = NDArray[np.float64]
@@ -49,18 +49,22 @@ def carried_state(operator: Operator, batch: Batch, backward: bool) -> dict[str,
 def _moving(rng: np.random.Generator, copies: int) -> Caller:
     """A caller that moves the state of every copy but the first after each token."""
 
-    def move(x: torch.Tensor) -> torch.Tensor:
+    def move(x: torch.Tensor, axis: int | None) -> torch.Tensor:
+        if axis is None:  # shared by all copies: not a quantity that rounds
+            return x
         signs = torch.from_numpy(rng.integers(0, 2, tuple(x.shape)) * 2.0 - 1.0)
-        signs[:, : x.shape[1] // copies] = 0
+        signs.narrow(axis, 0, x.shape[axis] // copies).zero_()
         return x * (1 + STEP * signs)
 
     def moving(operator: Operator, variant: Variant, batch: Batch) -> tuple[torch.Tensor, Tensors]:
-        function, kwargs = resolve(variant.function), keywords(batch, variant)
-        live = live_states(operator, batch.options)
+        function, kwargs = resolve(variant.function), keywords(operator, variant, batch)
+        axes = {x.name: x.head_axis for x in operator.states}
 
         def advance(x: Tensors, state: object) -> tuple[torch.Tensor, object]:
-            o, after = function(*x.values(), initial_state=state, output_final_state=True, **kwargs)
-            return o, pack_state(operator, {k: move(y) for k, y in name_state(operator, after).items()}, live)
+            positional, optional = spread(operator, x)
+            o, after = function(*positional, initial_state=state, output_final_state=True, **optional, **kwargs)
+            moved = {k: move(y, axes[k]) for k, y in name_state(operator, after, batch.options).items()}
+            return o, pack_state(operator, moved, batch.options)
 
         return decode(operator, batch, advance)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from linattest.verify.grids import fits
-from linattest.verify.inputs import LAYOUTS, Case, Structure
+from linattest.verify.grids import fits, groups, ungroup
+from linattest.verify.inputs import LAYOUTS, Case, Scalar, Structure
 from linattest.verify.spec import DTYPES, Operator
 
 EDGES = tuple(sorted({0, 1, 2, *(c + d for c in (16, 32, 64, 128) for d in (-1, 0, 1))}))
@@ -78,6 +78,9 @@ def cases(
     structure = draw(structures(operator, tokens=tokens, width=width, heads=heads), label="structure")
     dtype = draw(st.sampled_from(dtypes), label="dtype")
     known = {f for limit in operator.limitations if dtype in limit.dtypes for f in limit.families}
+    options: dict[str, Scalar] = dict(draw(st.sampled_from(operator.grid), label="options"))
+    if not groups(operator, options):
+        structure = ungroup(structure)
     families = [family for family in operator.families if fits(family, structure) and family not in known]
     return Case(
         operator=operator.name,
@@ -85,6 +88,6 @@ def cases(
         dtype=dtype,
         family=draw(st.sampled_from(families), label="family"),
         seed=draw(st.integers(0, 2**32 - 1), label="seed"),
-        options=dict(draw(st.sampled_from(operator.grid), label="options")),  # type: ignore[arg-type]
+        options=options,
         gradient=draw(st.booleans(), label="gradient"),
     )

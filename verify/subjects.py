@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -34,33 +34,47 @@ def resolve(path: str) -> Callable[..., Any]:
     return getattr(import_module(module), name)
 
 
-def name_state(operator: Operator, state: Any) -> Tensors:
-    """A returned state as named tensors: a single tensor, or a tuple in the order of the record."""
+def name_state(operator: Operator, state: Any, options: Mapping[str, Any]) -> Tensors:
+    """A returned state as named tensors: a single tensor, or (nested) tuples in the order of the record."""
     if not operator.states or state is None:
         return {}
-    leaves: tuple[Any, ...] = (state,) if isinstance(state, torch.Tensor) else tuple(state)
-    if len(leaves) > len(operator.states):
-        raise TypeError(f"state has {len(leaves)} tensors, expected {[s.name for s in operator.states]}")
-    return {x.name: leaf for x, leaf in zip(operator.states, leaves, strict=False) if leaf is not None}
+    leaves, live = list(_leaves(state)), operator.states_of(options)
+    if len(leaves) != len(live):
+        raise TypeError(f"state has {len(leaves)} tensors, expected {[x.name for x in live]}")
+    return {x.name: leaf for x, leaf in zip(live, leaves, strict=True)}
 
 
-def pack_state(operator: Operator, state: Mapping[str, torch.Tensor] | None, live: list[str]) -> Any:
-    """The named tensors as the implementation's own state object."""
+def _leaves(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif state is not None:
+        for part in state:
+            yield from _leaves(part)
+
+
+def pack_state(operator: Operator, state: Mapping[str, torch.Tensor] | None, options: Mapping[str, Any]) -> Any:
+    """The named tensors as the implementation's own state: a tensor, a tuple, or a tuple of parts."""
     if state is None:
         return None
-    if operator.state_type is None or len(live) == 1:
-        return state[live[0]]
-    return resolve(operator.state_type)(*[state[x.name] if x.name in live else None for x in operator.states])
+    parts: dict[str | None, list[torch.Tensor]] = {}
+    for x in operator.states_of(options):
+        parts.setdefault(x.part, []).append(state[x.name])
+    packed = [leaves[0] if len(leaves) == 1 else tuple(leaves) for leaves in parts.values()]
+    return packed[0] if len(packed) == 1 else tuple(packed)
 
 
-def live_states(operator: Operator, options: Mapping[str, Any]) -> list[str]:
-    """Names of the state tensors that exist under these options (the record says which option rules which)."""
-    return [x.name for x in operator.states if x.when is None or options.get(x.when, True)]
+def keywords(operator: Operator, variant: Variant, batch: Batch) -> dict[str, Any]:
+    """The keywords to pass: options but derived ones and axes of the harness, then what the variant fixes."""
+    axes = {option.name for option in operator.options if not option.passed}
+    chosen = {name: value for name, value in batch.options.items() if value is not None and name not in axes}
+    return chosen | dict(variant.options)
 
 
-def keywords(batch: Batch, variant: Variant) -> dict[str, Any]:
-    """The options to pass: everything resolved but derived ones, then what the variant fixes."""
-    return {name: value for name, value in batch.options.items() if value is not None} | dict(variant.options)
+def spread(operator: Operator, tensors: Tensors) -> tuple[list[torch.Tensor], Tensors]:
+    """Input tensors as positional arguments and, those that may be left out, as keywords."""
+    optional = {x.name for x in operator.inputs if x.when is not None}
+    positional = [x for name, x in tensors.items() if name not in optional]
+    return positional, {name: x for name, x in tensors.items() if name in optional}
 
 
 Caller = Callable[[Operator, Variant, Batch], tuple[torch.Tensor, Tensors]]
@@ -82,11 +96,11 @@ def run(
     leaves = {name: x.detach().requires_grad_() for name, x in batch.tensors.items()}
     state = None
     if batch.state is not None:
-        state = {name: x.detach().requires_grad_() for name, x in batch.state.items()}
-        leaves |= {f"state.{name}": x for name, x in state.items()}
+        state = {name: x.detach() for name, x in batch.state.items()}
+        leaves |= {f"state.{name}": x.requires_grad_() for name, x in state.items() if x.is_floating_point()}
     options = dict(batch.options)
     for option in operator.options:
-        value = options[option.name]
+        value = options.get(option.name)
         if option.differentiable and value is not None:
             dtype = TORCH_DTYPES[accumulation(batch.case.dtype)]
             leaf = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
@@ -109,17 +123,22 @@ def run(
 
 def call(operator: Operator, variant: Variant, batch: Batch) -> tuple[torch.Tensor, Tensors]:
     """Output and named final state of one forward call."""
-    function, kwargs = resolve(variant.function), keywords(batch, variant)
+    function, kwargs = resolve(variant.function), keywords(operator, variant, batch)
     if variant.kind == "step":
-        return decode(operator, batch, lambda x, state: function(*x.values(), initial_state=state, **kwargs))
+
+        def advance(x: Tensors, state: Any) -> tuple[torch.Tensor, Any]:
+            positional, optional = spread(operator, x)
+            return function(*positional, initial_state=state, **optional, **kwargs)
+
+        return decode(operator, batch, advance)
     if "packed" in variant.supports and batch.cu_seqlens is not None:
         kwargs["cu_seqlens"] = batch.cu_seqlens
     if operator.states and "state" in variant.supports:
-        live = live_states(operator, batch.options)
-        kwargs["initial_state"] = pack_state(operator, batch.state, live)
+        kwargs["initial_state"] = pack_state(operator, batch.state, batch.options)
         kwargs["output_final_state"] = True
-    o, state = function(*batch.tensors.values(), **kwargs)
-    return o, name_state(operator, state)
+    positional, optional = spread(operator, batch.tensors)
+    o, state = function(*positional, **optional, **kwargs)
+    return o, name_state(operator, state, batch.options)
 
 
 Advance = Callable[[Tensors, Any], tuple[torch.Tensor, Any]]
@@ -129,7 +148,6 @@ Advance = Callable[[Tensors, Any], tuple[torch.Tensor, Any]]
 def decode(operator: Operator, batch: Batch, advance: Advance) -> tuple[torch.Tensor, Tensors]:
     """Drive a one-token function through every sequence, from its own slice of the initial state."""
     structure = batch.case.structure
-    live = live_states(operator, batch.options)
     packed = structure.cu_seqlens is not None
     rows: list[torch.Tensor] = []
     finals: list[Tensors] = []
@@ -137,11 +155,12 @@ def decode(operator: Operator, batch: Batch, advance: Advance) -> tuple[torch.Te
         state: Any = None
         if batch.state is not None:
             mine = {name: x[n : n + 1] if packed else x for name, x in batch.state.items()}
-            state = pack_state(operator, mine, live)
+            state = pack_state(operator, mine, batch.options)
         for t in range(start, stop):
             o, state = advance({name: x[:, t : t + 1] for name, x in batch.tensors.items()}, state)
             rows.append(o)
-        finals.append(name_state(operator, state) if state is not None else blank_state(operator, batch, packed))
+        blank = blank_state(operator, batch, packed) if state is None else None
+        finals.append(blank or name_state(operator, state, batch.options))
     done = sum(o.shape[1] for o in rows)
     o = torch.cat([*rows, blank_output(operator, batch)[:, done:]], dim=1)
     names = finals[0].keys() if finals else []
@@ -158,6 +177,8 @@ def blank_state(operator: Operator, batch: Batch, one: bool) -> Tensors:
     """The all-zero state, of one sequence or of every row."""
     structure = batch.case.structure
     dtype = TORCH_DTYPES[accumulation(batch.case.dtype)]
-    live = live_states(operator, batch.options)
-    shapes = {x.name: structure.shape(x.shape) for x in operator.states if x.name in live}
-    return {name: torch.zeros((1, *shape[1:]) if one else shape, dtype=dtype) for name, shape in shapes.items()}
+    shapes = {x: structure.shape(x.shape) for x in operator.states_of(batch.options)}
+    return {
+        x.name: torch.zeros((1, *shape[1:]) if one else shape, dtype=torch.int64 if x.whole else dtype)
+        for x, shape in shapes.items()
+    }

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 _CAPTURED = Path(linattest.__file__).parent / "verify" / "data" / "captured_minilm.safetensors"
 
-KEYS = frozenset({"feature", "unit", "direction"})
+KEYS = frozenset({"feature", "unit", "unit_feature", "direction"})
 """Domains of key-like vectors, which the structured families shape."""
 
 
@@ -59,20 +59,50 @@ def _log_gate(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     return np.where(kind < 0.5, mild, np.where(kind < 0.75, 0.0, -8 * rng.random(shape)))
 
 
+POSITIONS = (0, 1, 5, 63, 64, 70, 127)
+"""How many tokens a Fenwick state may have seen: next to none, and around the edge of a chunk."""
+
+
+def _scatter(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """The scatter of a handful of vectors about their mean."""
+    return 8 * _psd(shape, rng)
+
+
+def _weight(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Observation weights in [0, 2), a quarter of them exactly 0."""
+    return np.where(rng.random(shape) < 0.25, 0.0, 2 * rng.random(shape))
+
+
+def _rate(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Numbers in (0, 1), one in eight exactly 0."""
+    return np.where(rng.random(shape) < 0.125, 0.0, rng.random(shape))
+
+
 def _width(shape: tuple[int, ...]) -> float:
     return float(np.sqrt(max(shape[-1], 1)))
 
+
+FINITE = frozenset({"log_gate", "beta", "level", "rate", "weight"})
+"""Domains of inputs that refuse NaN and infinity (a log-gate of -inf is legal)."""
 
 DOMAINS: dict[str, Callable[[tuple[int, ...], np.random.Generator], Array]] = {
     "real": lambda shape, rng: rng.standard_normal(shape),
     "feature": lambda shape, rng: phi(rng.standard_normal(shape)),
     "unit": lambda shape, rng: normalise(rng.standard_normal(shape)),
+    "unit_feature": lambda shape, rng: normalise(phi(rng.standard_normal(shape))),
     "direction": lambda shape, rng: normalise(rng.standard_normal(shape)) / _width(shape),
     "beta": lambda shape, rng: 2 * rng.random(shape),
     "log_gate": _log_gate,
     "psd": _psd,
     "state": lambda shape, rng: rng.standard_normal(shape) / 2,
     "feature_sum": lambda shape, rng: 3 * phi(rng.standard_normal(shape)),
+    "buckets": lambda shape, rng: rng.standard_normal(shape) / 2,
+    "position": lambda shape, rng: rng.choice(POSITIONS, shape),
+    "level": lambda shape, rng: np.logaddexp(0, rng.standard_normal(shape)),
+    "rate": _rate,
+    "weight": _weight,
+    "scatter": _scatter,
+    "count": lambda shape, rng: 1 + 8 * rng.random(shape),
 }
 """How a plain random value of each domain is drawn."""
 
@@ -136,6 +166,11 @@ def _strong_penalty(drawn: Drawn, name: str, domain: str, x: Array, rng: np.rand
     return 256 * _duplicate(drawn, name, domain, x, rng) if domain == "direction" else x
 
 
+def _far(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """far: keys around a mean 2^10 times their spread (a difference of two moments would lose it)."""
+    return x + 1024.0 if domain in KEYS and name != "q" else x
+
+
 def _zeros(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
     """zeros: a third of the tokens have zero keys and values, the first one included."""
     dead = np.arange(x.shape[1]) % 3 == 0
@@ -171,7 +206,8 @@ def _captured(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Gen
     rows = np.stack([raw[: x.shape[1], [h % heads for h in range(x.shape[2])], : x.shape[-1]]] * x.shape[0])
     if domain == "direction":
         return normalise(rows @ rng.standard_normal((x.shape[-1], x.shape[-1]))) / _width(x.shape)
-    return {"feature": phi, "unit": normalise}.get(domain, lambda y: y)(rows)
+    shapes = {"feature": phi, "unit": normalise, "unit_feature": lambda y: normalise(phi(y))}
+    return shapes.get(domain, lambda y: y)(rows)
 
 
 @cache
@@ -186,6 +222,7 @@ FAMILIES: dict[str, Callable[[Drawn, str, str, Array, np.random.Generator], Arra
     "coherent": _coherent,
     "orthogonal": _orthogonal,
     "one_direction": _one_direction,
+    "far": _far,
     "zeros": _zeros,
     "tiny": _scaled({"float32": -40, "float16": -10}),
     "huge": _scaled({"float32": 20, "float16": 4}),

@@ -87,7 +87,7 @@ def uniform(make: Make) -> Make:
     def of(operator: Operator, *, fill: Mapping[str, float | torch.Tensor] | None = None, **sizes: object) -> Batch:
         batch = make(operator, **sizes)
         tensors: dict[str, torch.Tensor] = {}
-        for x in operator.inputs:
+        for x in operator.inputs_of(batch.options):
             value = torch.zeros_like(batch.tensors[x.name])
             if x.shape.endswith(" K") and x.name != "erase":
                 value[..., 0] = 1

@@ -18,11 +18,11 @@ def takes_chunk_size(operator: Operator, variant: Variant) -> bool:
 
 
 CHUNKED = pytest.mark.where(keep=takes_chunk_size)
-HAS_STATE = pytest.mark.where(keep=lambda operator, variant: bool(operator.states))
+HAS_STATE = pytest.mark.where(keep=lambda operator, variant: bool(operator.states_of()))
 SUMS = pytest.mark.where(
     keep=lambda operator, variant: (
-        any(x.domain == "state" and x.shape.endswith(" K V") for x in operator.states)
-        and not {"beta", "u"} & {x.name for x in operator.inputs}
+        any(x.domain == "state" and x.shape.endswith(" K V") for x in operator.states_of())
+        and not {"beta", "u"} & {x.name for x in operator.inputs_of()}
     )
 )
 
@@ -42,7 +42,7 @@ def one_row(batch: Batch, row: int) -> Batch:
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(operator, variant, make, same_bits, B, dtype):
     """Forward, final state and gradients, at the batch's ends and in the middle."""
     T = 66 if takes_chunk_size(operator, variant) else 9
-    state = bool(operator.states) and "state" in variant.supports
+    state = bool(operator.states_of()) and "state" in variant.supports
     batch = make(operator, B=B, T=T, K=4, V=3, H=2, dtype=dtype, initial_state=state)
     together = run(operator, variant, batch, backward=True)
     shared = {f"d {option.name}" for option in operator.options}  # summed over the batch

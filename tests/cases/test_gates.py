@@ -19,13 +19,18 @@ from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import call, resolve, run
 from linattest.verify.tolerance import unit_roundoff
 
-GATED = pytest.mark.where(keep=lambda operator, variant: "log_gate" in {x.domain for x in operator.inputs})
+GATED = pytest.mark.where(keep=lambda operator, variant: "log_gate" in {x.domain for x in operator.inputs_of()})
 GATED_SUM = pytest.mark.where(
-    keep=lambda operator, variant: {"log_gate"} == {x.domain for x in operator.inputs} & {"log_gate", "beta"}
+    keep=lambda operator, variant: {"log_gate"} == {x.domain for x in operator.inputs_of()} & {"log_gate", "beta"}
 )
-CORRECTS = pytest.mark.where(
-    keep=lambda operator, variant: "v" in {x.name for x in operator.inputs} and {x.name for x in operator.inputs} & {
-        "beta", "erase", "u"} != set())  # fmt: skip
+
+
+def corrects(operator: Operator, variant: Variant) -> bool:
+    names = {x.name for x in operator.inputs_of()}
+    return "v" in names and bool(names & {"beta", "erase", "u"})
+
+
+CORRECTS = pytest.mark.where(keep=corrects)
 
 
 def takes_chunk_size(operator: Operator, variant: Variant) -> bool:
@@ -153,7 +158,7 @@ def test_a_long_run_may_be_cut_at_any_chunk(operator, variant, make, same_bits, 
     assert bool(whole["o"].isfinite().all())
     for cut in (64, 3200, 6400) if dtype == "float64" else ():
         left = run(operator, variant, batch.with_(tensors={k: x[:, :cut] for k, x in batch.tensors.items()}))
-        state = {name: left[f"state.{name}"] for name in (x.name for x in operator.states)}
+        state = {name: left[f"state.{name}"] for name in (x.name for x in operator.states_of(batch.options))}
         rest = batch.with_(tensors={k: x[:, cut:] for k, x in batch.tensors.items()}, state=state)
         right = run(operator, variant, rest)
         same_bits(torch.cat([left["o"], right["o"]], 1), whole["o"], f"cut at {cut}")
@@ -163,12 +168,12 @@ def test_a_long_run_may_be_cut_at_any_chunk(operator, variant, make, same_bits, 
 @pytest.mark.parametrize("T", [7, 50, 64, 65, 128, 200])
 def test_gates_of_one_are_no_gates(operator, variant, make, same_bits, T):
     """Against the call without the gate or, where it is no option, the operator that has the other inputs."""
-    gate = next(x.name for x in operator.inputs if x.domain == "log_gate")
+    gate = next(x.name for x in operator.inputs_of() if x.domain == "log_gate")
     batch = make(operator, T=T, K=4, V=3, H=2)
     batch.tensors[gate].zero_()
     gated = run(operator, variant, batch, backward=True)
     others = {name: x for name, x in batch.tensors.items() if name != gate}
-    twin = next((o for o in registry.OPERATORS if [x.name for x in o.inputs] == list(others)), operator)
+    twin = next((o for o in registry.OPERATORS if [x.name for x in o.inputs_of()] == list(others)), operator)
     optional = inspect.signature(resolve(variant.function)).parameters[gate].default is None
     assert optional or twin is not operator, "no way to leave the gate out"
     plain = run(twin, twin.variant(variant.name), batch.with_(tensors=others), backward=True, caller=call)

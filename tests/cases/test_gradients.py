@@ -18,7 +18,7 @@ def has_option(name: str) -> pytest.MarkDecorator:
 
 
 GROUPED = pytest.mark.where(
-    keep=lambda operator, variant: "grouped" in variant.supports and any(x.per_value_head for x in operator.inputs)
+    keep=lambda operator, variant: "grouped" in variant.supports and any(x.per_value_head for x in operator.inputs_of())
 )
 
 
@@ -38,7 +38,7 @@ def test_no_gradient_is_missing_or_zero(operator, variant, make):
     """Every input moves the output, so autograd must reach it: no cut graph."""
     batch = make(operator, T=20 if variant.kind == "sequence" else 6, K=8, V=8, H=2)
     leaves = {name: x.requires_grad_() for name, x in batch.tensors.items()}
-    options = keywords(batch, variant)
+    options = keywords(operator, variant, batch)
     for option in operator.options:
         if option.differentiable:
             leaves[option.name] = options[option.name] = torch.tensor(option.default).requires_grad_()
@@ -57,7 +57,7 @@ def test_no_gradient_is_missing_or_zero(operator, variant, make):
 
 
 @has_option("scale")
-@pytest.mark.where(keep=lambda operator, variant: bool(operator.states))
+@pytest.mark.where(keep=lambda operator, variant: bool(operator.states_of()))
 @pytest.mark.parametrize("K", [16, 64])
 @pytest.mark.parametrize("scale", [-2.0, 0.5, 4.0, None], ids=str)
 def test_output_and_gradients_are_linear_in_a_power_of_two(operator, variant, make, same_bits, scale, K):
@@ -91,10 +91,10 @@ def test_grouped_heads_equal_repeated_heads_and_share_gradients(operator, varian
     """
     T = 20 if variant.kind == "sequence" else 6
     batch = make(operator, B=2, T=T, K=4, V=3, H=2, group=2, dtype=dtype)
-    shared = {x.name for x in operator.inputs if not x.per_value_head}
+    shared = {x.name for x in operator.inputs_of(batch.options) if not x.per_value_head}
     tensors = {k: x.repeat_interleave(2, 2) if k in shared else x for k, x in batch.tensors.items()}
     cotangents = {k: batch.cotangents[k] for k in batch.cotangents}
-    for x in operator.states:
+    for x in operator.states_of(batch.options):
         if not x.per_value_head:
             cotangents[f"state.{x.name}"] = torch.zeros_like(cotangents[f"state.{x.name}"].repeat_interleave(2, 1))
             batch.cotangents[f"state.{x.name}"].zero_()

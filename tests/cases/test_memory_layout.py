@@ -63,7 +63,7 @@ def test_a_layout_of_each_input_gives_the_bits_of_the_contiguous_copy(
     operator, variant, make, same_bits, layout, dtype
 ):
     """Each input by itself, the state, and all together; forward, states and gradients; T = 17 and two chunks."""
-    state = bool(operator.states) and "state" in variant.supports
+    state = bool(operator.states_of()) and "state" in variant.supports
     chunked = "chunk_size" in inspect.signature(resolve(variant.function)).parameters
     for T in (17, 66) if chunked else (7,):
         batch = make(operator, T=T, K=8, V=4, H=2, dtype=dtype, initial_state=state)

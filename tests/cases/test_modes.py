@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linattest.verify.spec import Operator, Variant
-from linattest.verify.subjects import keywords, live_states, pack_state, resolve, run
+from linattest.verify.subjects import keywords, pack_state, resolve, run
 
 
 def takes_chunk_size(operator: Operator, variant: Variant) -> bool:
@@ -32,10 +32,10 @@ def test_a_compiled_call_gives_the_bits_of_the_plain_one(operator, variant, make
         warnings.simplefilter("ignore")  # of the compiler, about itself
         compiled = torch.compile(function, backend="aot_eager", dynamic=False)
         for T in (9, 6):
-            batch = make(operator, T=T, K=4, V=2, H=2, initial_state=bool(operator.states))
-            options = keywords(batch, variant) | {"output_final_state": True}
+            batch = make(operator, T=T, K=4, V=2, H=2, initial_state=bool(operator.states_of()))
+            options = keywords(operator, variant, batch) | {"output_final_state": True}
             if batch.state:
-                options["initial_state"] = pack_state(operator, batch.state, live_states(operator, batch.options))
+                options["initial_state"] = pack_state(operator, batch.state, batch.options)
             before = {name: x.clone() for name, x in (batch.state or {}).items()}
             results = []
             for call in (function, compiled):
@@ -63,11 +63,11 @@ def test_autocast_changes_no_bit(operator, variant, make, same_bits, dtype):
         same_bits(inside[name], x, name)
 
 
-@pytest.mark.where(keep=lambda o, v: bool({"log_gate", "beta"} & {x.domain for x in o.inputs}))
+@pytest.mark.where(keep=lambda o, v: bool({"log_gate", "beta"} & {x.domain for x in o.inputs_of()}))
 def test_a_float32_gate_goes_with_bfloat16_keys(operator, variant, make, same_bits):
     """T = 65, head size 32: no type error; the numbers of a bfloat16 gate give the bits of the same in float32."""
     batch = make(operator, T=65 if takes_chunk_size(operator, variant) else 5, K=32, V=32, dtype="bfloat16")
-    gates = {x.name for x in operator.inputs if x.domain in {"log_gate", "beta"}}
+    gates = {x.name for x in operator.inputs_of(batch.options) if x.domain in {"log_gate", "beta"}}
     wide = batch.with_(tensors={k: x.float() if k in gates else x for k, x in batch.tensors.items()})
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = run(operator, variant, wide, backward=True)

@@ -17,7 +17,7 @@ from linattest.verify.subjects import resolve
 from linattest.verify.tolerance import TORCH_DTYPES, accumulation, unit_roundoff
 
 SOLVES = pytest.mark.where(
-    keep=lambda operator, variant: [x.name for x in operator.inputs] == ["x", "u"] and variant.kind == "sequence"
+    keep=lambda operator, variant: [x.name for x in operator.inputs_of()] == ["x", "u"] and variant.kind == "sequence"
 )
 RIDGES = (0.1, 1e-3, 1e-8)
 

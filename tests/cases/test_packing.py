@@ -16,10 +16,10 @@ NO_OP = frozenset({"feature", "unit", "direction", "beta", "log_gate"})
 
 PACKED = pytest.mark.where(keep=lambda operator, variant: "packed" in variant.supports and variant.kind == "sequence")
 SKIPS = pytest.mark.where(
-    keep=lambda operator, variant: bool(operator.states) and bool(NO_OP & {x.domain for x in operator.inputs})
+    keep=lambda operator, variant: bool(operator.states_of()) and bool(NO_OP & {x.domain for x in operator.inputs_of()})
 )
 GATED_SUM = pytest.mark.where(
-    keep=lambda operator, variant: {"log_gate"} == {x.domain for x in operator.inputs} & {"log_gate", "beta"}
+    keep=lambda operator, variant: {"log_gate"} == {x.domain for x in operator.inputs_of()} & {"log_gate", "beta"}
 )
 
 
@@ -60,7 +60,7 @@ def test_rows_past_the_last_sequence_are_zero_and_get_zero_gradient(operator, va
     """Total 80, cu_seqlens [0, 30, 70]: whatever the last ten rows hold (a gate stays a gate) and ask for."""
     batch = make(operator, T=80, K=4, V=3, H=2, cu_seqlens=(0, 30, 70), dtype=dtype)
     short = make(operator, T=80, K=4, V=3, H=2, cu_seqlens=(0, 30, 70), dtype=dtype)
-    for x in operator.inputs:
+    for x in operator.inputs_of(batch.options):
         if x.domain not in {"log_gate", "beta"}:
             batch.tensors[x.name][:, 70:] = rest
     batch.cotangents["o"][:, 70:] = torch.nan
@@ -75,7 +75,7 @@ def test_rows_past_the_last_sequence_are_zero_and_get_zero_gradient(operator, va
 def padded(operator: Operator, batch: Batch, places: list[int], content: float) -> dict[str, torch.Tensor]:
     """The tensors with no-op tokens before the given places: 0 where 0 makes a no-op, the content elsewhere."""
     tensors: dict[str, torch.Tensor] = {}
-    for x in operator.inputs:
+    for x in operator.inputs_of(batch.options):
         value = 0.0 if x.domain in NO_OP and x.name not in {"q", "x"} else content
         given = batch.tensors[x.name]
         rows = [torch.full_like(given[:, :1], value) if t < 0 else given[:, t : t + 1] for t in order(batch, places)]

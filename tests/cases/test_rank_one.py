@@ -15,8 +15,8 @@ from linattest.verify.spec import Operator
 from linattest.verify.subjects import run
 from linattest.verify.tolerance import TORCH_DTYPES
 
-SOLVES = pytest.mark.where(keep=lambda operator, variant: {"x", "u"} <= {x.name for x in operator.inputs})
-PENALISED = pytest.mark.where(keep=lambda operator, variant: "psd" in {x.domain for x in operator.states})
+SOLVES = pytest.mark.where(keep=lambda operator, variant: {"x", "u"} <= {x.name for x in operator.inputs_of()})
+PENALISED = pytest.mark.where(keep=lambda operator, variant: "psd" in {x.domain for x in operator.states_of()})
 
 
 def columns(uniform, operator: Operator, T: int, lam0: float, dtype: str) -> Batch:
@@ -62,7 +62,10 @@ def test_one_unit_key_with_a_tiny_ridge_keeps_its_digits(operator, variant, unif
 def test_zero_keys_leave_the_penalty_and_the_memory_alone(operator, variant, uniform, make, same_bits, dtype):
     """No wind-up: after all zero tokens every state has its bits, and what is read of a zero key is 0."""
     batch = make(operator, T=300 if variant.kind == "sequence" else 30, K=4, V=3, dtype=dtype, initial_state=True)
-    zero = {x.name: batch.tensors[x.name] * (0 if x.name in {"k", "u", "x"} else 1) for x in operator.inputs}
+    zero = {
+        x.name: batch.tensors[x.name] * (0 if x.name in {"k", "u", "x"} else 1)
+        for x in operator.inputs_of(batch.options)
+    }
     outcome = run(operator, variant, batch.with_(tensors=zero), backward=True)
     for name, x in (batch.state or {}).items():
         wanted = (x + x.mT) / 2 if name == "M" else x

@@ -15,14 +15,14 @@ from linattest.verify.numbers import ArbContext, MpContext
 from linattest.verify.oracle import heads
 from linattest.verify.subjects import run
 
-PENALISED = pytest.mark.where(keep=lambda operator, variant: "psd" in {x.domain for x in operator.states})
+PENALISED = pytest.mark.where(keep=lambda operator, variant: "psd" in {x.domain for x in operator.states_of()})
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_every_variant_is_right_with_all_sizes_distinct(operator, dtype):
     """B = 3, T = 5, H = 2, HV = 2 or 4, K = 4, V = 7: no axis can stand in for another; forward and backward."""
-    grouped = any(x.per_value_head for x in operator.inputs)
-    structure = Structure(B=3, T=5, H=2, K=4, V=7, group=2 if grouped else 1, initial_state=bool(operator.states))
+    grouped = any(x.per_value_head for x in operator.inputs_of())
+    structure = Structure(B=3, T=5, H=2, K=4, V=7, group=2 if grouped else 1, initial_state=bool(operator.states_of()))
     records = examine(Job(Case(operator=operator.name, structure=structure, dtype=dtype)))
     ours = [r for r in records if operator.variant(r.variant).function.startswith("linattest.impls.")]
     assert {r.direction for r in ours} == {"forward", "gradient"} and all(r.crosschecked for r in ours)
@@ -31,7 +31,7 @@ def test_every_variant_is_right_with_all_sizes_distinct(operator, dtype):
 
 
 def test_twice_the_digits_change_no_digit_the_oracle_claims(operator, make):
-    batch = make(operator, T=5, K=3, V=2, H=2, initial_state=bool(operator.states))
+    batch = make(operator, T=5, K=3, V=2, H=2, initial_state=bool(operator.states_of()))
     truth = Examination(operator, batch).truth
     wide = MpContext(2 * (2 * truth.prec + 64))  # twice the bits of the oracle's own cross-check
     for n, h, head in heads(operator, batch, wide):
@@ -46,10 +46,10 @@ def test_twice_the_digits_change_no_digit_the_oracle_claims(operator, make):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_every_number_enters_the_oracle_with_its_binary_value(operator, make, dtype):
     """No Python float arithmetic on the way: entry by entry equal to the tensor's own number."""
-    batch = make(operator, T=3, K=3, V=2, dtype=dtype, initial_state=bool(operator.states))
+    batch = make(operator, T=3, K=3, V=2, dtype=dtype, initial_state=bool(operator.states_of()))
     for ctx in (MpContext(200), ArbContext(200)):
         for _, _, head in heads(operator, batch, ctx):
-            for x in operator.inputs:
+            for x in operator.inputs_of(batch.options):
                 values = batch.tensors[x.name][0, :, 0].double().numpy().reshape(3, -1)
                 entered = [ctx.entries(v) if len(x.shape.split()) == 4 else [v] for v in head.inputs[x.name]]
                 assert [[float(v) for v in row] for row in entered] == values.tolist(), x.name

@@ -12,10 +12,10 @@ from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import Tensors, call, run
 
 WHOLE = pytest.mark.where(keep=lambda operator, variant: variant.kind == "sequence")
-STATEFUL = pytest.mark.where(keep=lambda operator, variant: bool(operator.states) and "state" in variant.supports)
+STATEFUL = pytest.mark.where(keep=lambda operator, variant: bool(operator.states_of()) and "state" in variant.supports)
 PACKED = pytest.mark.where(keep=lambda operator, variant: variant.kind == "sequence" and "packed" in variant.supports)
-GATED_SUM = pytest.mark.where(keep=lambda o, v: "log_gate" in {x.domain for x in o.inputs} and "beta" not in {
-    x.domain for x in o.inputs})  # fmt: skip
+GATED_SUM = pytest.mark.where(keep=lambda o, v: "log_gate" in {x.domain for x in o.inputs_of()} and "beta" not in {
+    x.domain for x in o.inputs_of()})  # fmt: skip
 
 
 def asymmetric(batch: Batch) -> Batch:
@@ -56,7 +56,7 @@ def test_no_token_returns_the_state_bit_for_bit(operator, variant, make, same_bi
 @STATEFUL
 def test_no_token_and_no_state_return_zero_states(operator, variant, make, same_bits):
     outcome = run(operator, variant, make(operator, T=0, K=4, V=3, B=2, H=2))
-    states = [x for x in operator.states if f"state.{x.name}" in outcome.values]
+    states = [x for x in operator.states_of() if f"state.{x.name}" in outcome.values]
     assert states
     for x in states:
         same_bits(
@@ -75,7 +75,7 @@ def test_an_empty_batch_gives_empty_results(operator, variant, make):
 
 @pytest.mark.parametrize("T", range(18))
 def test_up_to_seventeen_tokens_are_right(operator, make, judge, T):
-    state = bool(operator.states) and T % 2 == 1
+    state = bool(operator.states_of()) and T % 2 == 1
     judge(operator, make(operator, T=T, K=3, V=2, initial_state=state, seed=T), backward=True)
 
 
@@ -83,7 +83,7 @@ def test_up_to_seventeen_tokens_are_right(operator, make, judge, T):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packed_with_empty_sequences_is_the_separate_runs(operator, variant, make, same_bits, dtype):
     offsets = (0, 0, 5, 5, 12, 12)
-    state = bool(operator.states) and "state" in variant.supports
+    state = bool(operator.states_of()) and "state" in variant.supports
     batch = make(operator, T=12, K=4, V=3, H=2, cu_seqlens=offsets, initial_state=state, dtype=dtype)
     together = run(operator, variant, batch)
     for n, (start, stop) in enumerate(zip(offsets, offsets[1:], strict=False)):

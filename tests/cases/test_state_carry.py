@@ -16,15 +16,15 @@ from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import Tensors, keywords, name_state, resolve, run
 
 WHOLE = pytest.mark.where(keep=lambda operator, variant: variant.kind == "sequence")
-MEMORY = pytest.mark.where(keep=lambda operator, variant: any(x.shape.endswith(" K V") for x in operator.states))
+MEMORY = pytest.mark.where(keep=lambda operator, variant: any(x.shape.endswith(" K V") for x in operator.states_of()))
 GATED_SUM = pytest.mark.where(
-    keep=lambda operator, variant: {"log_gate"} == {x.domain for x in operator.inputs} & {"log_gate", "beta"}
+    keep=lambda operator, variant: {"log_gate"} == {x.domain for x in operator.inputs_of()} & {"log_gate", "beta"}
 )
 
 
 def decoded(operator: Operator, variant: Variant, batch: Batch, prefix: int) -> Tensors:
     """Output and final state of the variant on a prefix, continued by the operator's step."""
-    options = {name: value for name, value in keywords(batch, variant).items() if name != "chunk_size"}
+    options = {name: value for name, value in keywords(operator, variant, batch).items() if name != "chunk_size"}
     step = resolve(operator.variant("step").function)
     first = [x[:, :prefix] for x in batch.tensors.values()]
     o, state = resolve(variant.function)(*first, output_final_state=True, **options)
@@ -32,7 +32,11 @@ def decoded(operator: Operator, variant: Variant, batch: Batch, prefix: int) -> 
     for t in range(prefix, batch.case.structure.T):
         o, state = step(*(x[:, t : t + 1] for x in batch.tensors.values()), initial_state=state, **options)
         rows.append(o)
-    names = {f"state.{name}": x for name, x in name_state(operator, state).items()} if operator.states else {}
+    names = (
+        {f"state.{name}": x for name, x in name_state(operator, state, batch.options).items()}
+        if operator.states_of(batch.options)
+        else {}
+    )
     return {"o": torch.cat(rows, 1)} | names
 
 

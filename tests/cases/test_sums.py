@@ -13,23 +13,23 @@ from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import resolve, run
 from linattest.verify.tolerance import unit_roundoff
 
-STATEFUL = pytest.mark.where(keep=lambda operator, variant: bool(operator.states) and "state" in variant.supports)
-PENALISED = pytest.mark.where(keep=lambda operator, variant: "psd" in {x.domain for x in operator.states})
+STATEFUL = pytest.mark.where(keep=lambda operator, variant: bool(operator.states_of()) and "state" in variant.supports)
+PENALISED = pytest.mark.where(keep=lambda operator, variant: "psd" in {x.domain for x in operator.states_of()})
 
 
 def adds(operator: Operator) -> bool:
     """Whether uniform inputs add up in the memory (erase keys are 0 in them), rather than overwrite."""
-    return not {"beta", "u"} & {x.name for x in operator.inputs}
+    return not {"beta", "u"} & {x.name for x in operator.inputs_of()}
 
 
 def keys_by_values(operator: Operator) -> bool:
     """Whether a memory of the operator is a matrix of outer products."""
-    return any(x.domain == "state" and x.shape.endswith(" K V") for x in operator.states)
+    return any(x.domain == "state" and x.shape.endswith(" K V") for x in operator.states_of())
 
 
 SUMS = pytest.mark.where(keep=lambda operator, variant: keys_by_values(operator) and adds(operator))
 WRITTEN = pytest.mark.where(
-    keep=lambda operator, variant: keys_by_values(operator) or "state" not in {x.domain for x in operator.states}
+    keep=lambda operator, variant: keys_by_values(operator) or "state" not in {x.domain for x in operator.states_of()}
 )
 
 
@@ -60,7 +60,7 @@ def test_four_thousand_equal_terms_add_up_exactly(operator, variant, uniform, sa
     batch = uniform(operator, T=T, K=4, V=2, dtype=dtype, options=options, initial_state=True)
     first = {"S": (0, 0, 0), "M": (0, 0, 0, 0), "z": (0, 0, 0)}
     state, wanted = {}, {}
-    for x in operator.states:
+    for x in operator.states_of(batch.options):
         summed = x.domain in {"psd", "feature_sum"} or adds(operator)
         columns = slice(None) if x.domain == "state" else 0
         shape = (batch.state or {})[x.name].shape
@@ -124,7 +124,7 @@ def test_a_machine_wide_precision_changes_no_bit(operator, variant, make, same_b
 def test_ten_runs_give_the_same_bits(operator, variant, make, same_bits):
     """K21, K22: with gates of 1 too, and from the very first call."""
     batch = make(operator, T=70 if takes_chunk_size(variant) else 12, K=8, V=5, H=2)
-    for gate in (x.name for x in operator.inputs if x.domain == "log_gate"):
+    for gate in (x.name for x in operator.inputs_of(batch.options) if x.domain == "log_gate"):
         batch.tensors[gate].zero_()
     first = run(operator, variant, batch, backward=True)
     for _ in range(9):

@@ -19,10 +19,11 @@ from linattest.verify.spec import Operator
 from linattest.verify.subjects import run
 from linattest.verify.tolerance import TORCH_DTYPES, unit_roundoff
 
-ERASES = pytest.mark.where(keep=lambda operator, variant: {"erase", "write"} <= {x.name for x in operator.inputs})
+ERASES = pytest.mark.where(keep=lambda operator, variant: {"erase", "write"} <= {x.name for x in operator.inputs_of()})
 CORRECTS = pytest.mark.where(
     keep=lambda operator, variant: (
-        bool({"beta", "erase", "u"} & {x.name for x in operator.inputs}) and "v" in {x.name for x in operator.inputs}
+        bool({"beta", "erase", "u"} & {x.name for x in operator.inputs_of()})
+        and "v" in {x.name for x in operator.inputs_of()}
     )
 )
 
@@ -92,5 +93,5 @@ def test_distinct_unit_vectors_need_no_inverse(operator, variant, uniform, same_
 def test_keys_far_from_unit_length_are_graded_by_condition(operator, make, judge):
     """float16 keys of length 8: every result is right to its condition, or beyond the range and not finite."""
     batch = make(operator, T=24, K=16, V=4, dtype="float16")
-    keys = {x.name for x in operator.inputs if x.domain in {"unit", "feature", "direction"}} - {"q"}
+    keys = {x.name for x in operator.inputs_of(batch.options) if x.domain in {"unit", "feature", "direction"}} - {"q"}
     judge(operator, batch.with_(tensors={k: x * 2 if k in keys else x for k, x in batch.tensors.items()}))

@@ -29,17 +29,22 @@ def padded(operator: Operator, batch: Batch, K: int, V: int) -> Batch:
     structure = msgspec.structs.replace(batch.case.structure, K=K, V=V)
     return batch.with_(
         case=msgspec.structs.replace(batch.case, structure=structure),
-        tensors={x.name: wider(batch.tensors[x.name], x.shape) for x in operator.inputs},
-        state={x.name: wider(batch.state[x.name], x.shape) for x in operator.states} if batch.state else None,
+        tensors={x.name: wider(batch.tensors[x.name], x.shape) for x in operator.inputs_of(batch.options)},
+        state={x.name: wider(batch.state[x.name], x.shape) for x in operator.states_of(batch.options)}
+        if batch.state
+        else None,
         cotangents={
             "o": wider(batch.cotangents["o"], operator.output),
-            **{f"state.{x.name}": wider(batch.cotangents[f"state.{x.name}"], x.shape) for x in operator.states},
+            **{
+                f"state.{x.name}": wider(batch.cotangents[f"state.{x.name}"], x.shape)
+                for x in operator.states_of(batch.options)
+            },
         },
     )
 
 
 def has_values(operator: Operator, variant: Variant) -> bool:
-    return any("V" in x.shape.split() for x in operator.inputs)
+    return any("V" in x.shape.split() for x in operator.inputs_of())
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -57,7 +62,7 @@ def check(operator: Operator, make: Any, near: Any, same_bits: Any, sizes: dict[
     """Both are held to the float64 reference, repeats to the same bits, the added lanes to exact zeros."""
     scaled = any(option.name == "scale" for option in operator.options)
     options = {"scale": sizes["K"] ** -0.5} if scaled else {}
-    state = bool(operator.states)
+    state = bool(operator.states_of())
     batch = make(operator, T=5, H=2, initial_state=state, options=options, **sizes)
     sensitive = Examination(operator, batch).sensitivity
     power = {name: 1 << (size - 1).bit_length() for name, size in sizes.items()}

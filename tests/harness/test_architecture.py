@@ -20,13 +20,14 @@ OPERATORS = f"{HARNESS}.operators"
 
 # What a module may import of ours, by the longest prefix that matches its name. The harness reaches an
 # implementation by the name in a record, never by statement: so an oracle can reach none through its imports.
-PAGE_IMPORTS = ("spec", "numbers", "tolerance", "operators", "properties")
+PAGE_IMPORTS = ("signature", "spec", "numbers", "tolerance", "operators", "properties")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "linattest": (),
     "linattest.__main__": (f"{HARNESS}.cli",),
     "linattest.impls": ("linattest.impls",),
     "linattest.kernels": ("linattest.kernels", "linattest.impls.arguments"),
-    f"{HARNESS}.spec": (),
+    f"{HARNESS}.signature": (),
+    f"{HARNESS}.spec": (f"{HARNESS}.signature",),
     f"{HARNESS}.numbers": (f"{HARNESS}.spec",),
     f"{HARNESS}.tolerance": (f"{HARNESS}.spec", f"{HARNESS}.numbers"),
     OPERATORS: tuple(f"{HARNESS}.{module}" for module in PAGE_IMPORTS),
@@ -193,7 +194,8 @@ PLANTED = [
     (import_violations, "verify/properties/planted.py", "import linattest.impls.gla\n", "may import"),
     (import_violations, "verify/operators/planted.py", "import importlib\n", "by statement only"),
     (import_violations, "verify/operators/planted.py", "m = __import__('x')\n", "by statement only"),
-    (import_violations, "verify/spec.py", f"from {HARNESS} import numbers\n", "nothing of ours"),
+    (import_violations, "verify/signature.py", f"from {HARNESS} import numbers\n", "nothing of ours"),
+    (import_violations, "verify/spec.py", f"from {HARNESS} import numbers\n", "may import linattest.verify.signature"),
     (import_violations, "verify/planted.py", "from linattest.proofs_checks import smt\n", "may import"),
     (
         import_violations,

@@ -98,7 +98,7 @@ def normaliser_one_token_late(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, u: torch.Tensor, **given: Any
 ) -> Result:
     o, state = wide(q, k, v, u, **(given | {"normalizer": False}))
-    z = given["initial_state"].z[:, None] + k.to(o.dtype).cumsum(1) - k.to(o.dtype)
+    z = given["initial_state"][2][:, None] + k.to(o.dtype).cumsum(1) - k.to(o.dtype)
     return (o / (z * q.to(o.dtype)).sum(-1, keepdim=True)).to(q.dtype), state
 
 

@@ -82,10 +82,10 @@ def test_directions_cover_every_input_state_and_scalar(name: str):
     batch = batch_of(operator, T=CHUNK + 2, K=4)
     found = list(directions(operator, batch, every_edge=True))
     full = {d.input: d for d in found if d.where == "full"}
-    states = {f"state.{x.name}" for x in operator.states if x.when is None or batch.options[x.when]}
-    scalars = {x.name for x in operator.options if x.differentiable}
-    assert set(full) == {x.name for x in operator.inputs} | states | scalars
-    for x in operator.inputs:
+    states = {f"state.{x.name}" for x in operator.states_of(batch.options) if not x.whole}
+    scalars = {x.name for x in operator.options if x.differentiable and x.name in batch.options}
+    assert set(full) == {x.name for x in operator.inputs_of(batch.options)} | states | scalars
+    for x in operator.inputs_of(batch.options):
         assert full[x.name].array.shape == tuple(batch.tensors[x.name].shape)
         assert np.mean(full[x.name].array != 0) > 0.8
         single = {d.where: d for d in found if d.input == x.name and d.where != "full"}
@@ -100,12 +100,12 @@ def test_directions_cover_every_input_state_and_scalar(name: str):
 def test_without_every_edge_each_input_has_one_and_cases_take_turns(name: str):
     operator = registry.operator(name)
     batches = [batch_of(operator, T=CHUNK + 2, K=4, seed=seed) for seed in range(12)]
-    edges: dict[str, set[str]] = {x.name: set() for x in operator.inputs}
+    edges: dict[str, set[str]] = {x.name: set() for x in operator.inputs_of()}
     for batch in batches:
         all_of_it = {d.name for d in directions(operator, batch, every_edge=True)}
         found = list(directions(operator, batch))
         assert {d.name for d in found} <= all_of_it
-        for x in operator.inputs:
+        for x in operator.inputs_of(batch.options):
             (edge,) = [d.where for d in found if d.input == x.name and d.where != "full"]
             edges[x.name].add(edge)
     assert all(len(seen) >= 3 for seen in edges.values()), edges

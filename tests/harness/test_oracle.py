@@ -36,7 +36,7 @@ def batch_of(operator: Operator, T: int, K: int = 3, V: int = 2, dtype: str = "f
 def answer(operator: Operator, batch: Batch, budget: float = 1e-9) -> oracles.Truth:
     """The oracle's answer within one budget for all outputs."""
     structure = batch.case.structure
-    shapes = {"o": operator.output} | {f"state.{x.name}": x.shape for x in operator.states}
+    shapes = {"o": operator.output} | {f"state.{x.name}": x.shape for x in operator.states_of(batch.options)}
     return truth(operator, batch, {name: np.full(structure.shape(x), budget) for name, x in shapes.items()})
 
 

@@ -1,15 +1,18 @@
 """Every property can fail: for each there is a planted fault that turns it red, and the right code keeps it green."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from linattest.impls import linear, ridge_solve, vla
 from linattest.verify import registry
 from linattest.verify.examine import Examination, _property
+from linattest.verify.grids import settings
 from linattest.verify.inputs import Case, Structure, build
 from linattest.verify.records import Record
 from linattest.verify.subjects import resolve
@@ -144,7 +147,7 @@ def writes_along_the_key(*x: torch.Tensor, lam0: Any, **given: Any) -> Result:
 def never_erases(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, u: torch.Tensor, **given: Any) -> Result:
     _, state = variational(q, k, v, u, **given)
     key = torch.nn.functional.normalize(k, dim=-1)
-    sums, S = attention(q, key, v, scale=1.0, initial_state=given["initial_state"].S, output_final_state=True)
+    sums, S = attention(q, key, v, scale=1.0, initial_state=given["initial_state"][0], output_final_state=True)
     return sums, state._replace(S=S)
 
 
@@ -187,10 +190,23 @@ PLANTED: tuple[tuple[str, str, Callable[..., Result], Structure], ...] = (
 NAMES = [f"{name}-{fault.__name__}" for name, _, fault, _ in PLANTED]
 
 
-def attempt(name: str, operator: str, function: Callable[..., Result] | None, structure: Structure) -> Record:
+@functools.cache
+def where_tried(name: str, operator: str, structure: Structure) -> tuple[Structure, dict[str, Any]]:
+    """The first of the structure, with and without state, and of the option settings with which there is something
+    to try."""
+    bare = msgspec.structs.replace(structure, initial_state=False)
+    places = [(s, options) for s in (structure, bare) for options in settings(registry.operator(operator))]
+    return next((p for p in places if attempt(name, operator, None, *p).ratios["findings"]), places[0])
+
+
+def attempt(
+    name: str, operator: str, function: Callable[..., Result] | None, structure: Structure, options: Any = None
+) -> Record:
     """Try a property on a function, or on the operator's own chunk form. Inputs are new: faults may edit them."""
     record = registry.operator(operator)
-    case = Case(operator=operator, structure=structure, seed=4, gradient=False)
+    if options is None:
+        structure, options = where_tried(name, operator, structure)
+    case = Case(operator=operator, structure=structure, seed=4, gradient=False, options=options)
     variant = record.variant("chunk")
     if function is not None:
         variant = dataclasses.replace(variant, name="planted", function=f"{__name__}:{function.__name__}")

@@ -59,7 +59,7 @@ def test_bundle_replays_to_the_same_failure_and_passes_when_mended(sizes: Any, t
     assert [record.status for path in bundles for record in replay(path)] == ["pass", "pass"]
     bundle, tensors = load_bundle(bundles[0])
     assert bundle.case == case and bundle.message == failed[0].message
-    assert set(tensors["input"]) == {"q", "k", "v"} and set(tensors["cotangent"]) == {"o", "state.S", "state.z"}
+    assert set(tensors["input"]) == {"q", "k", "v"} and set(tensors["cotangent"]) == {"o", "state.S"}
 
 
 def test_what_is_no_bundle_is_refused(tmp_path: Path):

@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import Any
 
 from linattest.verify.numbers import Context
-from linattest.verify.spec import Input, Operator, Option, State, ours
+from linattest.verify.signature import Input, Option, State, option_is
+from linattest.verify.spec import Operator, ours
 
 
 def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -49,13 +50,12 @@ OPERATOR = Operator(
     oracle=oracle,
     states=(
         State(name="S", shape="N HV K V", domain="state"),
-        State(name="z", shape="N H K", domain="feature_sum", when="normalizer"),
+        State(name="z", shape="N H K", domain="feature_sum", when=option_is("normalizer")),
     ),
-    state_type="linattest.impls.linear:LinearState",
     options=(
         Option(name="normalizer", default=False),
         Option(name="eps", default=1e-6),
-        Option(name="scale", default=None, derived="K**-0.5", unless="normalizer"),
+        Option(name="scale", default=None, derived="K**-0.5", when=option_is("normalizer", False)),
     ),
     grid=({}, {"normalizer": True}, {"scale": -2.0}, {"normalizer": True, "eps": 30.0}),
     families=("random", "duplicate", "coherent", "zeros", "tiny", "huge", "subnormal", "captured"),

@@ -76,7 +76,6 @@ OPERATOR = Operator(
         State(name="M", shape="N H K K", domain="psd"),
         State(name="z", shape="N H K", domain="feature_sum"),
     ),
-    state_type="linattest.impls.vla:VLAState",
     options=(
         Option(name="lam0", default=0.1, differentiable=True),
         Option(name="normalizer", default=True),

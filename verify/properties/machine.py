@@ -8,6 +8,7 @@ import torch
 
 from linattest.verify.probe import Finding, Probe
 from linattest.verify.spec import Property
+from linattest.verify.values import FINITE
 
 CHUNK = 64
 
@@ -42,7 +43,7 @@ def nan_contained(probe: Probe) -> Iterator[Finding]:
         return
     t = s.T - 1
     # gates and rates refuse NaN by contract
-    for name in (x.name for x in probe.operator.inputs if x.domain not in {"log_gate", "beta"}):
+    for name in (x.name for x in probe.operator.inputs_of(batch.options) if x.domain not in FINITE):
         poisoned = batch.tensors[name].clone()
         poisoned[0, t, 0] = float("nan")
         o = probe.run(batch.with_(tensors={**batch.tensors, name: poisoned}))["o"]

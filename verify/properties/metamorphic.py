@@ -51,7 +51,7 @@ def linearity(probe: Probe) -> Iterator[Finding]:
     batch = probe.batch
     if "v" not in batch.tensors:
         return
-    memory = {x.name for x in probe.operator.states if x.domain == "state"}
+    memory = {x.name for x in probe.operator.states if x.domain in {"state", "buckets"}}
     state = None if batch.state is None else {k: x * 2 if k in memory else x for k, x in batch.state.items()}
     doubled = probe.run(batch.with_(tensors={**batch.tensors, "v": batch.tensors["v"] * 2}, state=state))
     o = probe.outcome["o"]
@@ -153,15 +153,21 @@ def _unpacked(batch: Batch) -> object:
 def permutation(probe: Probe) -> Iterator[Finding]:
     """Reversing the heads or the batch reverses the output, bitwise."""
     batch, structure = probe.batch, probe.batch.case.structure
-    axes = [(2, 1, "heads")] if structure.H > 1 else []
-    axes += [(0, 0, "batch")] if structure.B > 1 else []
-    for axis, state_axis, what in axes:
-        tensors = {name: x.flip(axis) for name, x in batch.tensors.items()}
-        state = None if batch.state is None else {k: x.flip(state_axis) for k, x in batch.state.items()}
+    head_axes = {x.name: x.head_axis for x in probe.operator.states}
+
+    def reverse(name: str, x: torch.Tensor, heads: bool) -> torch.Tensor:
+        axis = head_axes.get(name.removeprefix("state."), 2) if heads else 0
+        return x if axis is None else x.flip(axis)
+
+    for heads, many in ((True, structure.H > 1), (False, structure.B > 1)):
+        if not many:
+            continue
+        tensors = {name: reverse("", x, heads) for name, x in batch.tensors.items()}
+        state = None if batch.state is None else {k: reverse(k, x, heads) for k, x in batch.state.items()}
         flipped = probe.run(batch.with_(tensors=tensors, state=state))
         for name, x in probe.outcome.values.items():
-            back = flipped[name].flip(axis if name == "o" else state_axis)
-            yield probe.same_bits(back, x, f"{name} for reversed {what}")
+            back = reverse(name, flipped[name], heads)
+            yield probe.same_bits(back, x, f"{name} for reversed {'heads' if heads else 'batch'}")
 
 
 CAUSALITY = Property(
