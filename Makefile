@@ -12,15 +12,21 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 HELD := torch==2.13.0 triton==3.9.0
 EXTRAS := all,test,dev
 
-.PHONY: help verify test check lint types gpu bench report constraints clean
+.PHONY: help verify nightly test check lint types gpu bench report constraints clean
 
 help:
 	@echo "verify  compare every operator with its oracle      test   the test suite"
+	@echo "nightly  every input in every dtype, and long fuzzing"
 	@echo "check   lint, formatting and types                  clean  remove what the targets made"
 	@echo "gpu, bench, report   measurements                   constraints   renew constraints.txt"
 
 verify: .venv/.ready
 	$(BIN)/linattest verify $(ARGS)
+
+# Everything, for hours when nobody waits.
+nightly: .venv/.ready
+	$(BIN)/linattest verify --full $(ARGS)
+	LINATTEST_PROFILE=nightly $(BIN)/python -m pytest -n 2 tests/test_fuzz.py
 
 # Two runs: on two workers, then what must have the machine to itself. pytest's 5 means that ARGS selected nothing.
 test: .venv/.ready

@@ -81,6 +81,7 @@ def _run(core, x, u, lam0, initial_state, output_final_state, cu_seqlens):
     B, T, H, K = arguments.check_rank("x", x).shape
     arguments.check_same("u", u, (B, T, H, K), "x's shape [B, T, H, K]", x, "x")
     arguments.check_widths(H=H, K=K)
+    arguments.check_flag("output_final_state", output_final_state)
     arguments.check_lam0(lam0, H, x, like_name="x")
     offsets = arguments.check_cu_seqlens(cu_seqlens, B, T)
     if initial_state is not None:

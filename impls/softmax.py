@@ -88,6 +88,7 @@ def step(
 def _run(core, q, k, v, scale, initial_state, output_final_state, cu_seqlens):
     """Check, then run each sequence with its cached keys in front."""
     sizes = arguments.check_qkv(q, k, v)
+    arguments.check_flag("output_final_state", output_final_state)
     factor = arguments.check_scale(scale, sizes.K)
     offsets = arguments.check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
     bounds = [(n, 0, sizes.T) for n in range(sizes.B)]
@@ -126,6 +127,7 @@ def _check_cache(cache: object, N: int, sizes: arguments.Sizes, q: Tensor) -> li
         got = length.dtype if isinstance(length, Tensor) else type(length).__name__
         raise TypeError(f"initial_state.length is {got}, expected an int64 or int32 tensor [N]")
     arguments.check_shape("initial_state.length", length, (N,), "[N]")
+    arguments.check_device("initial_state.length", length, q)
     lengths: list[int] = length.tolist()
     for n, tokens in enumerate(lengths):
         if not 0 <= tokens <= L:

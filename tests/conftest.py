@@ -4,11 +4,14 @@ import functools
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
 from hypothesis import settings
+
+from linattest.verify import grids
+from linattest.verify.spec import Operator
 
 # Workers of xdist share the machine's cores; torch's own threads would only contend with them.
 torch.set_num_threads(1)
@@ -74,3 +77,14 @@ def poisoned_allocations() -> Iterator[None]:
             patch.setattr(owner, name, _poisoned(getattr(owner, name)))
         assert torch.empty(1).isnan().all() and torch.ones(1).new_empty(1).isnan().all()
         yield
+
+
+@pytest.fixture(scope="session")
+def in_turn() -> Callable[[Operator, int], list[Mapping[str, float | bool | str]]]:
+    """``in_turn(operator, turn)``: the option setting of the defaults, and one of the others, another each turn."""
+
+    def of(operator: Operator, turn: int) -> list[Mapping[str, float | bool | str]]:
+        first, *others = grids.settings(operator)
+        return [first, *([others[turn % len(others)]] if others else [])]
+
+    return of

@@ -1,77 +1,30 @@
 """A bad argument raises the promised TypeError or ValueError, which names the argument and the value.
 
-And the smallest good ones (no token, no batch row, one token) give what they should. Every case is derived from the
-record of an operator and the signature of a variant: shapes, domains, options, keywords.
+Every case is derived from the record of an operator and the signature of a variant: shapes, domains, options, keywords,
+under each option setting what no setting before it had. States are in test_bad_states.py.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
 from linattest.verify import registry
-from linattest.verify.spec import Input, Operator, Variant
+from linattest.verify.grids import settings
+from linattest.verify.inputs import Scalar, resolve_options
+from linattest.verify.signature import Input
+from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import resolve
 
-SIZES = {"B": 2, "T": 3, "H": 2, "HV": 2, "K": 4, "V": 3}
-OURS = [(o, v) for o in registry.OPERATORS for v in o.variants if v.function.startswith("linattest.impls.")]
-PAIRS = [pytest.param(o, v, id=f"{o.name}-{v.name}") for o, v in OURS]
+SIZES = {"B": 2, "T": 3, "H": 2, "HV": 2, "K": 4, "V": 3, "L": 4}
 Given = dict[str, Any]
-
-
-def valid(operator: Operator, variant: Variant, **sizes: int) -> Given:
-    """Good keyword arguments of the smallest interesting shape."""
-    sizes = SIZES | ({"T": 1} if variant.kind == "step" else {}) | sizes
-    generator = torch.Generator().manual_seed(len(operator.name))
-    given: Given = {}
-    for x in operator.inputs_of():
-        value = torch.rand([sizes[letter] for letter in x.shape.split()], generator=generator) + 0.5
-        given[x.name] = -value if x.domain == "log_gate" else value
-    required = {name for name, p in parameters(variant).items() if p.default is inspect.Parameter.empty}
-    return given | {option.name: option.default for option in operator.options if option.name in required}
-
-
-def parameters(variant: Variant) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(resolve(variant.function)).parameters)
-
-
-def call(variant: Variant, given: Given) -> tuple[torch.Tensor, Any]:
-    """Output and final state."""
-    wants = {"output_final_state": True} if "output_final_state" in parameters(variant) else {}
-    return resolve(variant.function)(**given, **variant.options, **wants)
-
-
-def leaves(state: Any) -> list[torch.Tensor]:
-    return [state] if isinstance(state, torch.Tensor) else list(state)
-
-
-def rebuilt(state: Any, parts: list[Any]) -> Any:
-    return parts[0] if isinstance(state, torch.Tensor) else type(state)(*parts)
-
-
-def swapped(state: Any, i: int, part: Any) -> Any:
-    """The state with its i-th tensor replaced."""
-    parts: list[Any] = leaves(state)
-    return rebuilt(state, [*parts[:i], part, *parts[i + 1 :]])
-
-
-def some_state(operator: Operator, variant: Variant, given: Given) -> Any:
-    """A state of the shape the variant itself returns; numbers are random and no matrix is symmetric.
-
-    A cache of keys and values (no state in the record) holds what it holds.
-    """
-    state = call(variant, given)[1]
-    generator = torch.Generator().manual_seed(7)
-    if not operator.states_of():
-        return state
-    return rebuilt(state, [torch.randn(x.shape, generator=generator).to(x.dtype) for x in leaves(state)])
+EMPTY = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
@@ -84,25 +37,70 @@ class Bad:
     words: tuple[str, ...]
 
 
-def bad_inputs(operator: Operator, variant: Variant) -> Iterator[Bad]:
-    """Every input in turn: each axis too long, a missing axis, wrong dtypes, no tensor, another device."""
-    optional = {name for name, p in parameters(variant).items() if p.default is None}
-    letters = {letter for x in operator.inputs_of() for letter in x.shape.split()}
-    lone = len(operator.inputs_of()) == 1  # nothing to disagree with
+@dataclass(frozen=True)
+class Place:
+    """A variant under an option setting, and what other settings of it have been tried with."""
+
+    operator: Operator
+    variant: Variant
+    setting: Mapping[str, Scalar]
+    seen: set[Any] = field(default_factory=set)
+
+    @property
+    def options(self) -> Mapping[str, Scalar | None]:
+        return resolve_options(self.operator, self.setting)
+
+    @property
+    def inputs(self) -> list[Input]:
+        return self.operator.inputs_of(self.options)
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(resolve(self.variant.function)).parameters)
+
+    def needs(self, name: str) -> bool:
+        return name not in self.parameters or self.parameters[name].default is EMPTY
+
+    def new(self, *marks: Any) -> bool:
+        """Whether this has not been asked before."""
+        fresh = marks not in self.seen
+        self.seen.add(marks)
+        return fresh
+
+    def value(self, x: Input, **sizes: int) -> torch.Tensor:
+        """A good tensor."""
+        known = SIZES | ({"T": 1} if self.variant.kind == "step" else {}) | sizes
+        generator = torch.Generator().manual_seed(len(self.operator.name + x.name))
+        value = torch.rand([known[letter] for letter in x.shape.split()], generator=generator) + 0.5
+        return -value if x.domain == "log_gate" else value
+
+    def valid(self, **sizes: int) -> Given:
+        """Good keyword arguments of the smallest interesting shape."""
+        passed = {x.name for x in self.operator.options if x.passed}
+        required = {name for name in passed & self.parameters.keys() if self.needs(name)}
+        chosen = {k: x for k, x in self.options.items() if k in required or (k in self.setting and k in passed)}
+        return {x.name: self.value(x, **sizes) for x in self.inputs} | chosen
+
+
+def bad_inputs(place: Place) -> Iterator[Bad]:
+    """Every input in turn: each axis too long, a missing axis, wrong dtypes, no tensor, another device, none at all."""
+    lone = len(place.inputs) == 1  # nothing to disagree with
 
     def bad(x: Input, what: str, change: Callable[[torch.Tensor], Any], error: type[Exception], *words: str) -> Bad:
-        named = () if x is operator.inputs_of()[0] else (x.name,)  # the first is what others are compared with
+        named = () if x is place.inputs[0] else (x.name,)  # the first is what others are compared with
+        # with HV = H, the wrong shape could be the right one of another form of the input
+        sizes = {"HV": 4} if sum(y.name == x.name for y in place.operator.inputs) > 1 else {}
 
         def made() -> Given:
-            given = valid(operator, variant)
+            given = place.valid(**sizes)
             return given | {x.name: change(given[x.name])}
 
         return Bad(f"{x.name} {what}", made, error, (*named, *words))
 
-    for x in operator.inputs_of():
+    for x in (x for x in place.inputs if place.new(x.name, x.shape)):
         for axis, letter in enumerate(x.shape.split()):
-            alone = sum(letter in y.shape.split() for y in operator.inputs_of()) == 1
-            if not (lone or (alone and letter == "V")):  # a size that nothing else has is a legal one
+            alone = sum(letter in y.shape.split() for y in place.inputs) == 1
+            if not (lone or (alone and letter in "VL")):  # a size that nothing else has is a legal one
                 yield bad(
                     x, f"longer along {letter}", lambda t, i=axis: torch.cat([t, t.narrow(i, 0, 1)], i), ValueError
                 )
@@ -115,33 +113,51 @@ def bad_inputs(operator: Operator, variant: Variant) -> Iterator[Bad]:
             word = str(dtype).removeprefix("torch.")
             yield bad(x, word, lambda t, dtype=dtype: t.to(dtype), TypeError, x.name, word)
         yield bad(x, "a list", lambda t: t.tolist(), TypeError, x.name, "list")
-        if x.name not in optional:
+        if place.needs(x.name):
             yield bad(x, "None", lambda t: None, TypeError, x.name, "NoneType")
+            rest = {y.name for y in place.inputs} - {x.name}
+            made = lambda rest=rest: {k: t for k, t in place.valid().items() if k in rest or k in place.options}  # noqa: E731
+            yield Bad(f"{x.name} left out", made, TypeError, (x.name, "missing"))
+        if "L" in x.shape.split():
+            few = 0 if place.variant.kind == "step" else 2
+            yield bad(x, "too few levels", lambda t, few=few: t[..., :few], ValueError, f"L = {few}", str(few + 1))
+
+
+def bad_sizes(place: Place) -> Iterator[Bad]:
+    """Sizes that all inputs agree about, and that are none; several value heads where there is one a key head."""
+    letters = {letter for x in place.inputs for letter in x.shape.split()}
+    values = [x for x in place.inputs if x.shape.endswith(" V")]
+    ungrouped = place.operator.ungrouped is not None and place.operator.ungrouped(place.options)
+    if values and (ungrouped or (not place.setting and "grouped" not in place.variant.supports)):
+        wide = lambda: place.valid() | {values[0].name: place.value(values[0], HV=4, H=4)}  # noqa: E731
+        yield Bad("HV = 4 heads, ungrouped", wide, ValueError, (values[0].name, "4", "2"))
+    if place.setting:
+        return
     for letter in sorted(letters & {"H", "HV", "K", "V"}):
-        yield Bad(f"{letter} = 0", lambda n=letter: valid(operator, variant, **({"HV": 0 if n == "H" else 2} | {n: 0})),
-                  ValueError, (letter, "0"))  # fmt: skip
+        sizes = {"HV": 0 if letter == "H" else 2} | {letter: 0}
+        yield Bad(f"{letter} = 0", lambda sizes=sizes: place.valid(**sizes), ValueError, (letter, "0"))
     if {"H", "HV"} <= letters:
-        yield Bad("HV = 3 of H = 2", lambda: valid(operator, variant, HV=3), ValueError, ("HV = 3", "H = 2"))
-    values = [x for x in operator.inputs_of() if x.shape.endswith(" V")]
-    if values and "grouped" not in variant.supports:
-        yield bad(values[0], "of HV = 4 heads, ungrouped", lambda t: t.repeat(1, 1, 2, 1), ValueError, "4", "2")
-    if variant.kind == "step":
+        yield Bad("HV = 3 of H = 2", lambda: place.valid(HV=3), ValueError, ("HV = 3", "H = 2"))
+    if place.variant.kind == "step":
         for T in (0, 2):
-            yield Bad(f"T = {T}", lambda T=T: valid(operator, variant, T=T), ValueError, (f"T = {T}", "1"))
+            yield Bad(f"T = {T}", lambda T=T: place.valid(T=T), ValueError, (f"T = {T}", "1"))
 
 
-def bad_values(operator: Operator, variant: Variant) -> Iterator[Bad]:
-    """Gates out of their domain: the message has the index and the value."""
-    refused = {"log_gate": (math.nan, 1.0, 5.0, math.inf, 1e-30), "beta": (math.nan, math.inf, -math.inf)}
-    for x in operator.inputs_of():
-        for value in refused.get(x.domain, ()):
-            given = valid(operator, variant)
-            given[x.name][1, -1, 0] = value
-            words = f"{x.name}[1, {given[x.name].shape[1] - 1}, 0]", str(torch.tensor(value).item())
+def bad_values(place: Place) -> Iterator[Bad]:
+    """Numbers out of their domain: the message has the index and the value."""
+    finite = (math.nan, math.inf, -math.inf)
+    refused = {domain: finite for domain in ("beta", "rate", "level")}
+    refused |= {"log_gate": (math.nan, 1.0, 5.0, math.inf, 1e-30), "weight": (*finite, -1.0, -1e-30)}
+    for x in place.inputs:
+        for value in refused.get(x.domain, ()) if place.new("values", x.name, x.shape) else ():
+            given = place.valid()
+            index = [1, given[x.name].shape[1] - 1, *[0] * (given[x.name].dim() - 2)]
+            given[x.name][tuple(index)] = value
+            words = f"{x.name}{index}", str(torch.tensor(value).item())
             yield Bad(f"{x.name} = {value}", lambda given=given: given, ValueError, words)
 
 
-def bad_options(operator: Operator, variant: Variant) -> Iterator[Bad]:
+def bad_options(place: Place) -> Iterator[Bad]:
     """Numbers and words out of their domain, for every keyword that the variant has."""
     number = ("nan", math.nan), ("inf", math.inf), ("-inf", -math.inf)
     positive = (*number, ("0", 0.0), ("-1", -1.0))
@@ -156,24 +172,39 @@ def bad_options(operator: Operator, variant: Variant) -> Iterator[Bad]:
         "eps": [(w, x, V) for w, x in positive] + [(w, x, T) for w, x in wrong_type] + [("NoneType", None, T)],
         "scale": [(w, x, V) for w, x in number] + [(w, x, T) for w, x in (*wrong_type, ("Tensor", torch.ones(())))],
         "chunk_size": [*sizes, ("str", "64", T), ("bool", True, T)],
-        "gain": [("half", "half", V)],
         "inverse": [("lu", "lu", V)],
         "nudge": [("nan", math.nan, V)],
         "nudge_period": [("-1", -1, V), ("20", 20, V)],  # 20 needs inverse="sherman-morrison"
     }
     ridge_only = ("0", "-1", "0.0", "-1.0")  # a number without a sign to keep has no other rule
-    for option in operator.options:
+    for option in (x for x in place.operator.options if x.passed):
         if option.differentiable and option.name not in table:
             table[option.name] = [bad for bad in table["lam0"] if bad[0] not in ridge_only]
-    for name in (name for name in table if name in parameters(variant)):
-        for word, value, error in table[name]:
-            given = valid(operator, variant) | {name: value}
-            yield Bad(f"{name} = {word}", lambda given=given: given, error, (name, word.strip("[]")))
+        elif isinstance(option.default, bool):
+            table[option.name] = [("int", 1, T), ("str", "True", T), ("NoneType", None, T)]
+        elif isinstance(option.default, str):
+            table[option.name] = [("half", "half", V), ("None", None, V), ("True", True, V)]
+    for name in (name for name in table if name in place.parameters or name in place.options):
+        for word, value, error in table[name] if place.new("option", name) else ():
+            made = lambda name=name, value=value: place.valid() | {name: value}  # noqa: E731
+            yield Bad(f"{name} = {word}", made, error, (name, word.strip("[]")))
 
 
-def bad_offsets(operator: Operator, variant: Variant) -> Iterator[Bad]:
+def unexpected(place: Place) -> Iterator[Bad]:
+    """An argument that means nothing here: of another setting, or of nobody."""
+    inputs = {x.name: place.value(x) for x in place.operator.inputs}
+    normalised = {"normalizer": True} if "normalizer" in place.options else {}
+    live = {x.name for x in place.inputs} | resolve_options(place.operator, {**place.setting, **normalised}).keys()
+    numbers = {x.name: x.default for x in place.operator.options if x.passed}
+    others = {k: x for k, x in (inputs | numbers).items() if k not in live and k not in place.parameters}
+    for name, value in (others | {"nonsense": 1}).items():
+        made = lambda name=name, value=value: place.valid() | {name: value}  # noqa: E731
+        yield Bad(f"{name} unexpected", made, TypeError, (name,))
+
+
+def bad_offsets(place: Place) -> Iterator[Bad]:
     """cu_seqlens, where the variant takes it: six rows in one batch row."""
-    if "cu_seqlens" not in parameters(variant):
+    if "cu_seqlens" not in place.parameters or place.setting:
         return
     listed = {
         "starts at 1": ([1, 6], "1"), "starts at -1": ([-1, 6], "-1"), "decreases": ([0, 4, 2, 6], "2 after 4"),
@@ -181,12 +212,8 @@ def bad_offsets(operator: Operator, variant: Variant) -> Iterator[Bad]:
     }  # fmt: skip
 
     def bad(what: str, offsets: object, error: type[Exception], word: str, B: int = 1) -> Bad:
-        return Bad(
-            f"cu_seqlens {what}",
-            lambda: valid(operator, variant, B=B, T=6) | {"cu_seqlens": offsets},
-            error,
-            ("cu_seqlens", word),
-        )
+        made = lambda: place.valid(B=B, T=6) | {"cu_seqlens": offsets}  # noqa: E731
+        return Bad(f"cu_seqlens {what}", made, error, ("cu_seqlens", word))
 
     for what, (offsets, word) in listed.items():
         yield bad(what, torch.tensor(offsets, dtype=torch.int32), ValueError, word)
@@ -198,52 +225,26 @@ def bad_offsets(operator: Operator, variant: Variant) -> Iterator[Bad]:
     yield bad("with B = 2", torch.tensor([0, 3]), ValueError, "B = 2", B=2)
 
 
-def bad_states(operator: Operator, variant: Variant) -> Iterator[Bad]:
-    """Every part of a state in turn: narrow dtypes, another shape, no tensor, another device; too few parts."""
-    if "initial_state" not in parameters(variant):
-        return
-    settings = [{}, {"normalizer": True}] if "normalizer" in parameters(variant) else [{}]
-    for options in settings:
-        given = valid(operator, variant) | options
-        state = some_state(operator, variant, given)
-        parts = leaves(state)
-
-        def bad(what: str, changed: Any, error: type[Exception], *words: str, given: Given = given) -> Bad:
-            tag = "normalised state" if given.get("normalizer") else "state"
-            changed = given | {"initial_state": changed}
-            return Bad(f"{tag} {what}", lambda: changed, error, ("initial_state", *words))
-
-        for i, part in enumerate(parts):
-            swap = functools.partial(swapped, state, i)
-            for dtype in ("bfloat16", "float16", "complex64"):
-                yield bad(f"{i} {dtype}", swap(part.to(getattr(torch, dtype))), TypeError, dtype)
-            rows = torch.cat([part, part[:1]])
-            yield bad(f"{i} with N + 1 rows", swap(rows), ValueError, str(list(rows.shape)))
-            if part.dim() > 1:
-                yield bad(f"{i} narrower", swap(part[..., 1:]), ValueError, str(list(part[..., 1:].shape)))
-            yield bad(f"{i} a list", swap(part.tolist()), TypeError, "list")
-            if part.is_floating_point():
-                yield bad(f"{i} on another device", swap(part.to("meta")), ValueError, "meta", "cpu")
-        yield bad("a str", "state", TypeError, "str")
-        yield bad("too many parts", tuple([*parts, parts[0]]), TypeError, "tuple")
+def refused() -> Iterator[Any]:
+    for operator in registry.OPERATORS:
+        for variant in (v for v in operator.variants if v.function.startswith("linattest.impls.")):
+            seen: set[Any] = set()
+            for setting in settings(operator):
+                place = Place(operator, variant, setting, seen)
+                words = [operator.name, variant.name, *(f"{k}={x}" for k, x in setting.items())]
+                for source in (bad_inputs, bad_sizes, bad_values, bad_options, unexpected, bad_offsets):
+                    for bad in source(place):
+                        yield pytest.param(variant, bad, id="-".join([*words, bad.what]))
 
 
-REFUSED = [
-    pytest.param(variant, bad, id=f"{operator.name}-{variant.name}-{bad.what}")
-    for operator, variant in OURS
-    for source in (bad_inputs, bad_values, bad_options, bad_offsets, bad_states)
-    for bad in source(operator, variant)
-]
-
-
-@pytest.mark.parametrize("variant, bad", REFUSED)
+@pytest.mark.parametrize("variant, bad", list(refused()))
 def test_a_bad_argument_is_refused_by_name_and_value(variant: Variant, bad: Bad):
     given = bad.make()
     tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-    before = {name: (x._version, x.clone()) for name, x in tensors.items()}
+    before = {name: x._version for name, x in tensors.items()}
     with pytest.raises(bad.error) as caught:
         resolve(variant.function)(**given, **variant.options)
     missing = [word for word in bad.words if word not in str(caught.value)]
     assert not missing, f"{bad.what}: {caught.value} lacks {missing}"
     for name, x in tensors.items():
-        assert x._version == before[name][0], f"{name} was written to"
+        assert x._version == before[name], f"{name} was written to"

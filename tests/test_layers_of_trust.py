@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from linattest.verify import registry
 from linattest.verify.examine import Examination
-from linattest.verify.inputs import Batch, Case, Scalar, Structure, build
+from linattest.verify.grids import settings
+from linattest.verify.inputs import Batch, Case, Scalar, Structure, build, resolve_options
 from linattest.verify.measure import Wanted, compare
 from linattest.verify.spec import Operator, Variant
-from linattest.verify.subjects import keywords, pack_state, resolve, run
+from linattest.verify.subjects import keywords, resolve, run, spread
 from linattest.verify.tolerance import accumulation, unit_roundoff
 
 OURS = [(o, v) for o in registry.OPERATORS for v in o.variants if v.function.startswith("linattest.impls.")]
@@ -33,18 +34,30 @@ def pairs(*keep: tuple[Operator, Variant]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("operator, variant", [pytest.param(o, v, id=f"{o.name}-{v.name}") for o, v in keep])
 
 
+def under(keep: Callable[[Operator, Variant, Mapping[str, Any]], bool]) -> pytest.MarkDecorator:
+    """Every form that is no step under every option setting of the grid, as far as it is kept."""
+    trios = [(o, v, s) for o, v in OURS if v.kind == "sequence" for s in settings(o)]
+    kept = [(o, v, s) for o, v, s in trios if keep(o, v, resolve_options(o, s))]
+    assert kept, "no registered operator has what the test needs"
+    ids = ["-".join([o.name, v.name, *(f"{k}={x}" for k, x in s.items())]) for o, v, s in kept]
+    return pytest.mark.parametrize("operator, variant, setting", kept, ids=ids)
+
+
 CHUNKED = pairs(*((o, v) for o, v in OURS if takes(v, "chunk_size")))
 NUDGED = pairs(*((o, v) for o, v in OURS if takes(v, "nudge_period")))
 RAW = pairs(*((o, v) for o, v in OURS if takes(v, "gain")))
-LEARNED = pairs(*((o, v) for o, v in OURS if any(x.differentiable for x in o.options) and v.kind == "sequence"))
-WHOLE = pairs(*((o, v) for o, v in OURS if v.kind == "sequence"))
-STATEFUL = pairs(*((o, v) for o, v in OURS if o.states_of() and v.kind == "sequence"))
+WHOLE = under(lambda o, v, options: True)
+STATEFUL = under(lambda o, v, options: bool(o.states_of(options)))
+SECOND_MOMENTS = under(
+    lambda o, v, options: takes(v, "chunk_size") and bool({"psd", "scatter"} & {x.domain for x in o.states_of(options)})
+)
 
 
-def given(operator: Operator, dtype: str = "float64", options: dict[str, Scalar] | None = None, **sizes: Any) -> Batch:
-    return build(
-        operator, Case(operator=operator.name, structure=Structure(**sizes), dtype=dtype, options=options or {})
-    )
+def given(
+    operator: Operator, dtype: str = "float64", options: Mapping[str, Scalar] | None = None, **sizes: Any
+) -> Batch:
+    case = Case(operator=operator.name, structure=Structure(**sizes), dtype=dtype, options=options or {})
+    return build(operator, case)
 
 
 def within_budget(operator: Operator, batch: Batch, values: dict[str, torch.Tensor], dtype: str) -> Iterator[str]:
@@ -60,15 +73,16 @@ def within_budget(operator: Operator, batch: Batch, values: dict[str, torch.Tens
 
 @CHUNKED
 @pytest.mark.parametrize("chunks", range(1, 10))
-def test_any_number_of_chunks_equals_the_recurrence(operator: Operator, variant: Variant, chunks: int):
+def test_any_number_of_chunks_equals_the_recurrence(operator: Operator, variant: Variant, chunks: int, in_turn: Any):
     """N = 1 to 9 chunks of 4, the last one a token short if N is odd; forward, states and gradients."""
     T = 4 * chunks - chunks % 2
-    batch = given(operator, T=T, K=4, V=3, dtype="float32", initial_state=bool(operator.states_of()))
     small = Variant(name="small", function=variant.function, options={**variant.options, "chunk_size": 4})
-    outcome = run(operator, small, batch, backward=True)
-    values = {k: x for k, x in outcome.values.items() if k.removeprefix("d ") not in batch.options}
-    failed = list(within_budget(operator, batch, values, "float32"))
-    assert not failed, f"T = {T}: {failed}"
+    for options in in_turn(operator, chunks):
+        batch = given(operator, "float32", options, T=T, K=4, V=3, initial_state=bool(operator.states_of()))
+        outcome = run(operator, small, batch, backward=True)
+        values = {k: x for k, x in outcome.values.items() if k.removeprefix("d ") not in batch.options}
+        failed = list(within_budget(operator, batch, values, "float32"))
+        assert not failed, f"T = {T} {options}: {failed}"
 
 
 @RAW
@@ -134,26 +148,38 @@ def test_the_nudged_variant_is_the_public_code(operator: Operator, variant: Vari
 
 
 @STATEFUL
-def test_gradient_flows_from_the_final_to_the_initial_state(operator: Operator, variant: Variant):
+def test_gradient_flows_from_the_final_to_the_initial_state(
+    operator: Operator, variant: Variant, setting: Mapping[str, Scalar]
+):
     """And only where the state is used: every initial tensor's gradient is finite and not zero."""
-    batch = given(operator, T=5, K=4, V=3, H=2, initial_state=True)
+    batch = given(operator, options=setting, B=3, T=5, K=4, V=3, H=2, initial_state=True)
     batch.cotangents["o"].zero_()
     outcome = run(operator, variant, batch, backward=True)
-    for name in (name for name in outcome.values if name.startswith("state.")):
+    for name in (name for name in batch.cotangents if name != "o"):
         grad = outcome[f"d {name}"]
         assert bool(grad.isfinite().all()) and bool((grad != 0).any()), name
 
 
+INSIDE = {"log_gate": (None, -0.5), "weight": (0.5, None)}
+"""Where a difference of two values stays in the domain."""
+
+
 @WHOLE
-def test_a_second_derivative_works_or_says_that_it_does_not(operator: Operator, variant: Variant):
+def test_a_second_derivative_works_or_says_that_it_does_not(
+    operator: Operator, variant: Variant, setting: Mapping[str, Scalar]
+):
     """Against a difference of first derivatives; an error is of the operator, not autograd's about an unused input."""
-    batch = given(operator, T=5, K=4, V=3)
+    batch = given(operator, options=setting, T=5, K=4, V=3)
     for x in operator.inputs_of(batch.options):
-        if x.domain == "log_gate":
-            batch.tensors[x.name].clamp_(max=-0.5)
+        batch.tensors[x.name].clamp_(*INSIDE.get(x.domain, (-np.inf, None)))
+
+    def slopes(tensors: list[torch.Tensor], twice: bool) -> tuple[torch.Tensor, ...]:
+        positional, optional = spread(operator, dict(zip(batch.tensors, tensors, strict=True)))
+        o, _ = resolve(variant.function)(*positional, **optional, **keywords(operator, variant, batch))
+        return torch.autograd.grad(o.square().sum(), tensors, create_graph=twice)
+
     inputs = [x.requires_grad_() for x in batch.tensors.values()]
-    o, _ = resolve(variant.function)(*inputs, **keywords(operator, variant, batch))
-    first = torch.autograd.grad(o.square().sum(), inputs, create_graph=True)
+    first = slopes(inputs, twice=True)
     try:
         second = torch.autograd.grad(torch.stack([x.square().sum() for x in first]).sum(), inputs)
     except RuntimeError as error:
@@ -167,51 +193,13 @@ def test_a_second_derivative_works_or_says_that_it_does_not(operator: Operator, 
     sides = []
     for sign in (1, -1):
         moved = [(x + sign * step * d).detach().requires_grad_() for x, d in zip(inputs, shifts, strict=True)]
-        o, _ = resolve(variant.function)(*moved, **keywords(operator, variant, batch))
-        sides.append(sum(g.square().sum() for g in torch.autograd.grad(o.square().sum(), moved)))
+        sides.append(sum(g.square().sum() for g in slopes(moved, twice=False)))
     quotient, slope = (
         (sides[0] - sides[1]) / (2 * step),
         sum((g * d).sum() for g, d in zip(second, shifts, strict=True)),
     )
     size = sum((g.abs() * d.abs()).sum() for g, d in zip(second, shifts, strict=True)) + abs(sides[0])
     assert abs(quotient - slope) <= 30 * step * size
-
-
-@LEARNED
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_learned_number_as_a_float_a_scalar_and_one_a_head_is_one(operator: Operator, variant: Variant, dtype: str):
-    batch = given(operator, T=70, K=4, V=3, H=2, dtype=dtype, initial_state=True)
-    results, names = [], [option.name for option in operator.options if option.differentiable]
-    for value in (0.375, torch.tensor(0.375), torch.tensor([0.375, 0.375]), torch.tensor(0.375, dtype=torch.float64)):
-        state = pack_state(operator, batch.state, batch.options)
-        options = keywords(operator, variant, batch) | {"initial_state": state, "output_final_state": True}
-        options |= dict.fromkeys(names, value)
-        o, final = resolve(variant.function)(*batch.tensors.values(), **options)
-        results.append([o, *([final] if isinstance(final, torch.Tensor) else final)])
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-@LEARNED
-def test_a_learned_number_a_head_is_each_head_by_itself(operator: Operator, variant: Variant):
-    """Two rows, two heads, numbers that differ: no head uses another's, and each gets its own gradient."""
-    batch, heads = given(operator, B=2, T=70, K=4, V=3, H=2), torch.tensor([0.375, 1.5], dtype=torch.float64)
-    names = [option.name for option in operator.options if option.differentiable]
-
-    def results(tensors: list[torch.Tensor], value: torch.Tensor) -> list[torch.Tensor]:
-        learned = value.clone().requires_grad_()
-        o, _ = resolve(variant.function)(
-            *tensors, **(keywords(operator, variant, batch) | dict.fromkeys(names, learned))
-        )
-        return [o.detach(), *torch.autograd.grad(o.square().sum(), learned)]
-
-    o, slope = results(list(batch.tensors.values()), heads)
-    for h in range(2):
-        alone, own = results([x[:, :, h : h + 1] for x in batch.tensors.values()], heads[h : h + 1])
-        # the same terms; the sum over rows and tokens may be taken in another order
-        terms = sum(x[:, :, h].numel() for x in batch.tensors.values())
-        assert torch.equal(o[:, :, h : h + 1], alone)
-        assert (slope[h] - own[0]).abs() <= terms * ROUNDOFF * own[0].abs()
 
 
 class Largest(TorchDispatchMode):
@@ -226,11 +214,13 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pairs(*((o, v) for o, v in OURS if takes(v, "chunk_size") and "psd" in {x.domain for x in o.states_of()}))
+@SECOND_MOMENTS
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_no_matrix_a_token_is_ever_made(operator: Operator, variant: Variant, dtype: str):
+def test_no_matrix_a_token_is_ever_made(
+    operator: Operator, variant: Variant, setting: Mapping[str, Scalar], dtype: str
+):
     """T = 1024, K = 16: nothing as large as [T, K, K], forward or backward."""
-    batch = given(operator, T=1024, K=16, V=16, dtype=dtype)
+    batch = given(operator, dtype, setting, T=1024, K=16, V=16)
     with Largest() as largest:
         run(operator, variant, batch, backward=True)
     assert 1024 * 16 <= largest.numel < 1024 * 16 * 16, largest.numel

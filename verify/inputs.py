@@ -174,7 +174,7 @@ def build(operator: Operator, case: Case) -> Batch:
         if not x.whole:
             cotangents[f"state.{x.name}"] = tensor(f"d state.{x.name}", x.shape, "real", wide)
         if x.domain == "buckets":  # what must be 0 is no function of the inputs
-            seen = torch.tensor([stop - start for _, start, stop in s.sequences])
+            seen = torch.tensor([stop - start for _, start, stop in s.sequences], dtype=torch.int64)
             final = seen if state is None else seen + state["position"]
             cotangents[f"state.{x.name}"] *= _occupied(final, cotangents[f"state.{x.name}"])
     cu_seqlens = None if s.cu_seqlens is None else torch.tensor(s.cu_seqlens, dtype=torch.int32)

@@ -102,6 +102,7 @@ DOMAINS: dict[str, Callable[[tuple[int, ...], np.random.Generator], Array]] = {
     "rate": _rate,
     "weight": _weight,
     "scatter": _scatter,
+    "location": lambda shape, rng: rng.standard_normal(shape) / 2,
     "count": lambda shape, rng: 1 + 8 * rng.random(shape),
 }
 """How a plain random value of each domain is drawn."""
@@ -171,6 +172,12 @@ def _far(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generato
     return x + 1024.0 if domain in KEYS and name != "q" else x
 
 
+def _fading(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """fading: every gate e^-25, and weight for one token in eight: what is remembered falls by e^-200 between them."""
+    seldom = (np.arange(x.shape[1]) % 8 == 0).reshape((1, -1) + (1,) * (x.ndim - 2))
+    return {"log_gate": np.full_like(x, -25.0), "weight": np.where(seldom, 1.0, 0.0)}.get(domain, x)
+
+
 def _zeros(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
     """zeros: a third of the tokens have zero keys and values, the first one included."""
     dead = np.arange(x.shape[1]) % 3 == 0
@@ -223,6 +230,7 @@ FAMILIES: dict[str, Callable[[Drawn, str, str, Array, np.random.Generator], Arra
     "orthogonal": _orthogonal,
     "one_direction": _one_direction,
     "far": _far,
+    "fading": _fading,
     "zeros": _zeros,
     "tiny": _scaled({"float32": -40, "float16": -10}),
     "huge": _scaled({"float32": 20, "float16": 4}),

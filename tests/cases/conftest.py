@@ -1,21 +1,24 @@
 """What the cases share: which variants a test runs on, uniform inputs, and how a result is judged.
 
 A test that takes ``operator`` and ``variant`` runs on every variant of ours in the registry; the mark ``where(keep=f)``
-keeps the pairs for which ``f(operator, variant)`` holds, ``f`` reading the record and nothing else.
+keeps the pairs for which ``f(operator, variant)`` holds, ``under(keep=f)`` the options for which
+``f(operator, options)`` does, ``f`` reading the record and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
-from linattest.verify import registry
+from linattest.verify import grids, registry
 from linattest.verify.examine import Examination, runs
-from linattest.verify.inputs import Batch, Case, Scalar, Structure, build
+from linattest.verify.inputs import Batch, Case, Scalar, Structure, build, resolve_options
 from linattest.verify.measure import Wanted, compare
+from linattest.verify.signature import Input
 from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import run
 from linattest.verify.tolerance import accumulation, unit_roundoff
@@ -28,22 +31,35 @@ OURS = [(o, v) for o in registry.OPERATORS for v in o.variants if v.function.sta
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the marker."""
+    """Name the markers."""
     config.addinivalue_line("markers", "where(keep=predicate): run on the (operator, variant) pairs for which it holds")
+    config.addinivalue_line("markers", "under(keep=predicate): run where it holds of (operator, resolved options)")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test on every pair that its ``where`` markers keep; a test kept from all of them is an error."""
-    if "operator" not in metafunc.fixturenames:
+    """Run a test on all that its markers keep; a test kept from everything is an error.
+
+    A test with ``setting`` runs under every option setting of the grid, otherwise under the defaults; one with ``gate``
+    takes each log-gate input in turn.
+    """
+    names = [name for name in ("operator", "variant", "setting", "gate") if name in metafunc.fixturenames]
+    if not names:
         return
-    markers = list(metafunc.definition.iter_markers("where"))
-    kept = [pair for pair in OURS if all(marker.kwargs["keep"](*pair) for marker in markers)]
-    assert kept, f"{metafunc.definition.nodeid}: no registered operator has what the case needs"
-    if "variant" in metafunc.fixturenames:
-        metafunc.parametrize("operator, variant", [pytest.param(o, v, id=f"{o.name}-{v.name}") for o, v in kept])
-    else:
-        alone = {o.name: o for o, _ in kept}
-        metafunc.parametrize("operator", [pytest.param(o, id=name) for name, o in alone.items()])
+    where, under = ([m.kwargs["keep"] for m in metafunc.definition.iter_markers(name)] for name in ("where", "under"))
+    rows: dict[str, tuple[object, ...]] = {}
+    for o, v in (pair for pair in OURS if all(keep(*pair) for keep in where)):
+        for setting in grids.settings(o) if "setting" in names else [{}]:
+            options = resolve_options(o, setting)
+            if not all(keep(o, options) for keep in under):
+                continue
+            gates = [x for x in o.inputs_of(options) if x.domain == "log_gate"] if "gate" in names else [None]
+            for gate in gates:
+                values = {"operator": o, "variant": v, "setting": setting, "gate": gate}
+                words = [o.name, v.name if "variant" in names else "", *(f"{k}={x}" for k, x in setting.items())]
+                words.append(gate.name if gate else "")
+                rows["-".join(word for word in words if word)] = tuple(values[name] for name in names)
+    assert rows, f"{metafunc.definition.nodeid}: no registered operator has what the case needs"
+    metafunc.parametrize(", ".join(names), [pytest.param(*row, id=name) for name, row in rows.items()])
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +97,7 @@ def uniform(make: Make) -> Make:
     """The reports' notation: keys and queries are the first unit vector, values 1, beta 1, gates 0.
 
     An operator with erase keys gets zero ones, which makes it a plain (gated) sum. ``fill`` sets inputs by name: a
-    number for all, or a tensor that is broadcast.
+    number for all, or a tensor that is broadcast (a number a head to all its channels).
     """
 
     def of(operator: Operator, *, fill: Mapping[str, float | torch.Tensor] | None = None, **sizes: object) -> Batch:
@@ -89,15 +105,41 @@ def uniform(make: Make) -> Make:
         tensors: dict[str, torch.Tensor] = {}
         for x in operator.inputs_of(batch.options):
             value = torch.zeros_like(batch.tensors[x.name])
-            if x.shape.endswith(" K") and x.name != "erase":
-                value[..., 0] = 1
-            elif x.domain != "log_gate" and x.name != "erase":
-                value.fill_(1)
+            if x.domain != "log_gate" and x.name != "erase":
+                (value[..., 0] if x.shape.endswith(" K") else value).fill_(1)
             if fill is not None and x.name in fill:
-                value[...] = fill[x.name]
+                given = torch.as_tensor(fill[x.name], dtype=value.dtype)
+                value[...] = given.unsqueeze(-1) if given.dim() == value.dim() - 1 else given
             tensors[x.name] = value
         cotangents = {name: torch.zeros_like(x) for name, x in batch.cotangents.items()}
         return batch.with_(tensors=tensors, cotangents=cotangents)
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def gated_sum(uniform: Make) -> Callable[..., tuple[Batch, str]]:
+    """The plain gated sum, sum_{s <= t} exp(g_{s+1} + .. + g_t), and the name of the value that is one.
+
+    That is the output with scale 1 or, if the gate acts on the statistics of keys, their count (at the end). Where beta
+    corrects what is stored under a key, each token has a key of its own, and queries read them all, unless ``K`` is
+    given. All gates are ``g``.
+    """
+
+    def of(
+        operator: Operator, setting: Mapping[str, Scalar], gate: Input, *, T: int, g: object, K: int = 0, **more: Any
+    ) -> tuple[Batch, str]:
+        options = resolve_options(operator, setting)
+        inputs, states = operator.inputs_of(options), operator.states_of(options)
+        fill = {x.name: g for x in inputs if x.domain == "log_gate"} | more.pop("fill", {})
+        if not K and any(x.domain == "beta" for x in inputs):
+            K, fill = T, {**fill, "q": 1.0, "k": torch.eye(T).view(1, T, 1, T)}
+            fill |= {x.name: 0.0 for x in inputs if x.domain == "rate"}  # such keys vary: leave queries alone
+        one = {**setting, "scale": 1.0} if "scale" in options else setting
+        batch = uniform(operator, T=T, K=K or 2, V=1, options=one, fill=fill, **more)
+        per_head = gate.shape.removeprefix("B T")
+        counts = [x.name for x in states if x.domain == "count" and x.shape.removeprefix("N") == per_head]
+        return batch, f"state.{counts[0]}" if counts else "o"
 
     return of
 

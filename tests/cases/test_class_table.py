@@ -14,19 +14,22 @@ CLASSES: dict[str, str] = {
     "K02": "cases/test_gates.py::test_decay_and_its_gradient_have_the_closed_form "
     "cases/test_gates.py::test_a_decay_of_minus_fifty_leaves_each_token_alone "
     "cases/test_gates.py::test_a_reset_forgets_everything_before_it "
+    "cases/test_gates.py::test_after_a_reset_all_is_as_from_the_start "
     "cases/test_gates.py::test_no_decay_after_huge_decays_is_exactly_one "
     "cases/test_gates.py::test_a_gate_of_subnormal_size_is_exactly_one "
     "cases/test_gates.py::test_a_long_sequence_with_a_tail_has_the_closed_form "
     "cases/test_gates.py::test_a_long_run_may_be_cut_at_any_chunk "
     "test_errors.py::test_a_bad_argument_is_refused_by_name_and_value",
-    "K03": "cases/test_gates.py::test_gates_of_one_are_no_gates "
-    "cases/test_gates.py::test_every_regime_of_gates_is_right "
-    "cases/test_gates.py::test_a_repeated_key_reads_the_last_value",
+    "K03": "cases/test_gates_of_one.py::test_gates_of_one_are_no_gates "
+    "cases/test_gates_of_one.py::test_gates_and_level_weights_of_one_are_none "
+    "cases/test_gates_of_one.py::test_every_regime_of_gates_is_right "
+    "cases/test_gates_of_one.py::test_a_repeated_key_reads_the_last_value",
     "K04": "cases/test_triangular.py::test_a_random_triangle_is_inverted_as_well_as_its_condition_allows "
     "cases/test_triangular.py::test_distinct_unit_vectors_need_no_inverse "
     "cases/test_triangular.py::test_keys_far_from_unit_length_are_graded_by_condition",
     "K05": "cases/test_sums.py::test_four_thousand_equal_terms_add_up_exactly "
-    "cases/test_sums.py::test_the_penalty_keeps_its_smallest_eigenvalue",
+    "cases/test_sums.py::test_second_moments_keep_their_smallest_eigenvalue "
+    "cases/test_sums.py::test_squares_about_a_mean_of_zero_add_up",
     "K06": "cases/test_rank_one.py::test_n_identical_unit_keys_give_the_closed_form "
     "cases/test_rank_one.py::test_one_unit_key_with_a_tiny_ridge_keeps_its_digits "
     "cases/test_rank_one.py::test_zero_keys_leave_the_penalty_and_the_memory_alone "
@@ -79,7 +82,7 @@ CLASSES: dict[str, str] = {
     "K28": "cases/test_causality.py::test_the_future_of_each_input_reaches_no_earlier_bit "
     "cases/test_causality.py::test_the_reported_shape_keeps_its_past",
     "K29": "cases/test_references.py::test_every_variant_is_right_with_all_sizes_distinct "
-    "cases/test_gates.py::test_every_regime_of_gates_is_right",
+    "cases/test_gates_of_one.py::test_every_regime_of_gates_is_right",
     "K30": "cases/test_references.py::test_twice_the_digits_change_no_digit_the_oracle_claims "
     "cases/test_references.py::test_every_number_enters_the_oracle_with_its_binary_value",
     "K31": "cases/test_references.py::test_property_tests_have_no_deadline",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linattest.verify.examine import Examination
-from linattest.verify.inputs import Batch
+from linattest.verify.inputs import Batch, Scalar, resolve_options
 from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import run
 
@@ -26,6 +26,7 @@ def padded(operator: Operator, batch: Batch, K: int, V: int) -> Batch:
         wide[tuple(slice(size) for size in x.shape)] = x
         return wide
 
+    shapes = {"o": operator.output} | {f"state.{x.name}": x.shape for x in operator.states_of(batch.options)}
     structure = msgspec.structs.replace(batch.case.structure, K=K, V=V)
     return batch.with_(
         case=msgspec.structs.replace(batch.case, structure=structure),
@@ -33,13 +34,7 @@ def padded(operator: Operator, batch: Batch, K: int, V: int) -> Batch:
         state={x.name: wider(batch.state[x.name], x.shape) for x in operator.states_of(batch.options)}
         if batch.state
         else None,
-        cotangents={
-            "o": wider(batch.cotangents["o"], operator.output),
-            **{
-                f"state.{x.name}": wider(batch.cotangents[f"state.{x.name}"], x.shape)
-                for x in operator.states_of(batch.options)
-            },
-        },
+        cotangents={name: wider(x, shapes[name]) for name, x in batch.cotangents.items()},
     )
 
 
@@ -48,20 +43,24 @@ def has_values(operator: Operator, variant: Variant) -> bool:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_an_odd_key_width_is_the_padded_one(operator, make, near, same_bits, width):
-    check(operator, make, near, same_bits, {"K": width, "V": 5})
+def test_an_odd_key_width_is_the_padded_one(operator, make, near, same_bits, in_turn, width):
+    for options in in_turn(operator, WIDTHS.index(width)):
+        check(operator, make, near, same_bits, options, {"K": width, "V": 5})
 
 
 @pytest.mark.where(keep=has_values)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_an_odd_value_width_is_the_padded_one(operator, make, near, same_bits, width):
-    check(operator, make, near, same_bits, {"K": 5, "V": width})
+def test_an_odd_value_width_is_the_padded_one(operator, make, near, same_bits, in_turn, width):
+    for options in in_turn(operator, WIDTHS.index(width)):
+        check(operator, make, near, same_bits, options, {"K": 5, "V": width})
 
 
-def check(operator: Operator, make: Any, near: Any, same_bits: Any, sizes: dict[str, int]) -> None:
+def check(
+    operator: Operator, make: Any, near: Any, same_bits: Any, options: dict[str, Scalar], sizes: dict[str, int]
+) -> None:
     """Both are held to the float64 reference, repeats to the same bits, the added lanes to exact zeros."""
-    scaled = any(option.name == "scale" for option in operator.options)
-    options = {"scale": sizes["K"] ** -0.5} if scaled else {}
+    if "scale" in resolve_options(operator, options):
+        options = options | {"scale": sizes["K"] ** -0.5}
     state = bool(operator.states_of())
     batch = make(operator, T=5, H=2, initial_state=state, options=options, **sizes)
     sensitive = Examination(operator, batch).sensitivity
@@ -72,11 +71,12 @@ def check(operator: Operator, make: Any, near: Any, same_bits: Any, sizes: dict[
             continue
         plain, again, other = (run(operator, variant, b, backward=True) for b in (batch, batch, wide))
         for name, reference in sensitive.values.items():
-            same_bits(again[name], plain[name], f"repeat of {name}")
+            what = f"{variant.name} {options} {name}"
+            same_bits(again[name], plain[name], f"repeat of {what}")
             exact, kappa = torch.as_tensor(reference), torch.as_tensor(sensitive.kappa(name))
             inner = other[name][tuple(slice(size) for size in exact.shape)]
-            for what, got in (("", plain[name]), ("padded ", inner)):
-                near(f"{variant.name} {what}{name}", got.reshape(exact.shape), exact, kappa, "float32")
+            for run_of, got in (("", plain[name]), ("padded ", inner)):
+                near(f"{run_of}{what}", got.reshape(exact.shape), exact, kappa, "float32")
             added = other[name].clone()
             added[tuple(slice(size) for size in exact.shape)] = 0
-            same_bits(added, torch.zeros_like(added), f"{variant.name} added lanes of {name}")
+            same_bits(added, torch.zeros_like(added), f"added lanes of {what}")

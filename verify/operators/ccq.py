@@ -60,7 +60,7 @@ def _normalised(options: Any) -> bool:
 
 OPERATOR = Operator(
     name="ccq",
-    title="Covariance-contracted query on a backbone",
+    title="Curvature-conditioned query on a backbone",
     inputs=(
         Input(name="q", shape="B T H K", domain="unit_feature"),
         Input(name="k", shape="B T H K", domain="unit_feature"),
