@@ -77,7 +77,7 @@ def recurrent(
     Raises TypeError or ValueError (naming the argument) for an unknown backbone, arguments that it lacks or does not
     take, and whatever the backbone and `covariance_contract` refuse. Source: module docstring.
     """
-    operator = bind(q, k, v, lam, backbone=backbone, cov_g=cov_g, weight=weight, scale=scale, **backbone_args)
+    operator = bind(None, q, k, v, lam, backbone, cov_g, weight, scale, backbone_args)
     return bound.run(operator, initial_state, output_final_state, cu_seqlens)
 
 
@@ -102,9 +102,7 @@ def chunk(
     Arguments and errors as in `recurrent`; `chunk_size` is a power of two.
     """
     size = arguments.check_chunk_size(chunk_size)
-    operator = bind(
-        q, k, v, lam, backbone=backbone, cov_g=cov_g, weight=weight, scale=scale, chunk_size=size, **backbone_args
-    )
+    operator = bind(size, q, k, v, lam, backbone, cov_g, weight, scale, backbone_args)
     return bound.run(operator, initial_state, output_final_state, cu_seqlens)
 
 
@@ -122,24 +120,26 @@ def step(
     **backbone_args: Any,
 ) -> tuple[Tensor, CCQState]:
     """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `recurrent`."""
-    operator = bind(q, k, v, lam, backbone=backbone, cov_g=cov_g, weight=weight, scale=scale, **backbone_args)
+    operator = bind(None, q, k, v, lam, backbone, cov_g, weight, scale, backbone_args)
     return bound.step(operator, initial_state)
 
 
 def bind(
+    chunk_size: int | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     lam: Tensor,
-    *,
     backbone: str,
-    cov_g: Tensor | None = None,
-    weight: Tensor | None = None,
-    scale: float | None = None,
-    chunk_size: int | None = None,
-    **backbone_args: Any,
+    cov_g: Tensor | None,
+    weight: Tensor | None,
+    scale: float | None,
+    backbone_args: dict[str, Any],
 ) -> Bound:
-    """The operator, checked and widened: the backbone's `Bound` with another core around its core."""
+    """The operator, checked and widened: the backbone's `Bound` with another core around its core.
+
+    A `chunk_size` in `backbone_args` is one that the caller gave to a form without chunks: refused like any stranger.
+    """
     arguments.check_choice("backbone", backbone, tuple(BACKBONES))
     _check_names(backbone, backbone_args)
     inner = BACKBONES[backbone](q, k, v, **backbone_args, scale=scale, chunk_size=chunk_size)

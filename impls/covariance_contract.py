@@ -147,6 +147,7 @@ def check_state(state: object, N: int, H: int, K: int, like: Tensor, name: str =
     arguments.check_state_tuple(name, state, CovState)
     count, reference, mean, scatter = state  # type: ignore[misc]
     arguments.check_state(f"{name}.count", count, (N, H), "[N, H]", like)
+    arguments.check_non_negative_values(f"{name}.count", count)
     arguments.check_state(f"{name}.reference", reference, (N, H, K), "[N, H, K]", like)
     arguments.check_state(f"{name}.mean", mean, (N, H, K), "[N, H, K]", like)
     arguments.check_state(f"{name}.scatter", scatter, (N, H, K, K), "[N, H, K, K]", like)

@@ -40,9 +40,12 @@ def levels(t: Tensor, s: Tensor) -> Tensor:
     return torch.frexp((t.unsqueeze(-1) ^ s).double()).exponent.long()
 
 
-def inside(Q: Tensor, E: Tensor | None, W: Tensor, V: Tensor, gates: Tensor, weights: Tensor) -> Chunks:
+def inside(
+    Q: Tensor, E: Tensor | None, W: Tensor, V: Tensor, gates: Tensor, weights: Tensor, *, exact: bool = False
+) -> Chunks:
     """Q, E (None: no erasing), W [G, N, C, K], V [G, N, C, V], gates [G, N, C], weights [G, N, C, L], all WIDE.
 
+    `exact` (float64 inputs) walks the tokens of all chunks together instead of solving, see `_walked`.
     Keys and values that are not finite are taken out, and the outputs from their token on are NaN: 0 times infinity
     above a diagonal would carry them to tokens before.
     """
@@ -50,8 +53,11 @@ def inside(Q: Tensor, E: Tensor | None, W: Tensor, V: Tensor, gates: Tensor, wei
     D, d = delta_scan.decay_matrix(gates), gates.cumsum(-1).exp().unsqueeze(-1)
     spoilt = _not_finite(W) if E is None else _not_finite(W) | _not_finite(E)
     W = _without(spoilt, W)
-    M, Y, R, P = (Q @ W.mT).tril_() * D, (D[:, :, -1, :, None] * W).mT, d * Q, d[:, :, -1:]
-    if E is not None:
+    if E is not None and exact:
+        M, Y, R, P = _walked(Q, _without(spoilt, E), W, gates)
+    else:
+        M, Y, R, P = (Q @ W.mT).tril_() * D, (D[:, :, -1, :, None] * W).mT, d * Q, d[:, :, -1:]
+    if E is not None and not exact:
         E = _without(spoilt, E)
         system = (E @ W.mT).tril_(-1) * D
         spoilt = spoilt | _not_finite(system)  # an overflow
@@ -72,6 +78,24 @@ def inside(Q: Tensor, E: Tensor | None, W: Tensor, V: Tensor, gates: Tensor, wei
     Y = torch.where(broken, torch.nan, Y)
     P = P if E is None else torch.where(broken, torch.nan, P)
     return Chunks(O, R, Y, P, V, bad.to(torch.int8).cummax(2).values.bool())
+
+
+def _walked(Q: Tensor, E: Tensor, W: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """M, Y, R and P by the recurrence itself, one token of every chunk at a time.
+
+    What is left of a bucket after many tokens that overwrite it is small; a difference such as d_last I - Y (d * E)
+    has it to a rounding of 1 only, a product to a rounding of itself. Narrower inputs have float64's spare digits.
+    """
+    G, N, C, K = Q.shape
+    Z = torch.eye(K, dtype=Q.dtype, device=Q.device).expand(G, N, K, K)  # [P | Y], Y a column longer every token
+    read = []
+    for t in range(C):
+        e, w = E[:, :, t, None], W[:, :, t, :, None]
+        Z = torch.cat([gates[:, :, t, None, None].exp() * (Z - w * (e @ Z)), w], -1)
+        read.append(torch.nn.functional.pad((Q[:, :, t, None] @ Z).squeeze(2), (0, C - 1 - t)))
+    R, M = torch.stack(read, 2).split([K, C], -1)
+    P, Y = Z.split([K, C], -1)
+    return M, Y, R, P
 
 
 def _not_finite(x: Tensor) -> Tensor:

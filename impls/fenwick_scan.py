@@ -108,8 +108,9 @@ def chunk_core(
     position: int,
     *,
     chunk_size: int = 64,
+    exact: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """As `recurrent_core`, all chunks at once."""
+    """As `recurrent_core`, all chunks at once; `exact` for float64 inputs."""
     B, H, T, _ = q.shape
     L = S.shape[1]
     if T == 0:
@@ -119,7 +120,8 @@ def chunk_core(
     first, lead = divmod(position, C)
     last, tail = divmod(position + T, C)  # the chunk that the call ends in, and how many tokens of it there are
     Q, W, V, gates, weights = (_aligned(x, lead, C) for x in (q, write, v, g, lam))
-    chunks = fenwick_chunk.inside(Q, None if erase is None else _aligned(erase, lead, C), W, V, gates, weights)
+    keys = None if erase is None else _aligned(erase, lead, C)
+    chunks = fenwick_chunk.inside(Q, keys, W, V, gates, weights, exact=exact)
 
     start = {bit: S[:, slot(bit, L)].flatten(0, 1) for bit in set_bits(position)}
     low = {bit: bucket for bit, bucket in start.items() if bit < c}  # inside the first chunk

@@ -76,6 +76,9 @@ class Operands(nn.Module):
         """Arguments of the operator that are not per token."""
         return {}
 
+    def check_lengths(self, lengths: list[int], state: Any) -> None:
+        """ValueError for more tokens, by sequence and after those of the cache, than the layer is made for."""
+
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         return {"q": q, "k": k, "v": v}
 
@@ -179,12 +182,21 @@ class Levels(Operands):
         super().__init__()
         arguments.check_choice("level_weights", kind, tuple(LEVEL_WEIGHTS))
         arguments.check_widths(max_length=arguments.check_whole("max_length", max_length))
-        L = arguments.levels_needed(0, max_length)
+        self.max_length, L = max_length, arguments.levels_needed(0, max_length)
         self.gated = (GatedDelta if arguments.check_flag("delta", delta) else Decayed)(widths, **factory)
         self.weights = LEVEL_WEIGHTS[kind](widths.D, widths.HV, L, **(options or {})).to(**factory)
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         return {**self.gated(x, q, k, v), "level_weights": self.weights(x)}
+
+    def check_lengths(self, lengths: list[int], state: Any) -> None:
+        before = [0] * len(lengths) if state is None else state[1].tolist()
+        for n, (seen, more) in enumerate(zip(before, lengths, strict=True)):
+            if seen + more > self.max_length:
+                raise ValueError(
+                    f"hidden_states has {more} tokens for row {n} after {seen} in its cache, expected at most "
+                    f"max_length = {self.max_length} in all"
+                )
 
 
 class Contracted(Operands):

@@ -122,6 +122,19 @@ def check_attention_mask(mask: object, x: Tensor) -> Tensor:
     return live
 
 
+def check_cache(state: Any, conv: Tensor | None, N: int, convolves: bool) -> None:
+    """A cache must hold a state, and inputs of the convolution if there is one, of N rows or packed sequences."""
+    if state is None:
+        raise ValueError("cache.state is None, expected the state that this layer returned")
+    if (conv is not None) != convolves:
+        raise ValueError(f"cache.conv is a {type(conv).__name__}, expected that of a layer of this conv_size")
+    while not isinstance(state, Tensor):
+        state = state[0]
+    for name, part in (("state", state), ("conv", conv)):
+        if part is not None and part.shape[0] != N:
+            raise ValueError(f"cache.{name} has {part.shape[0]} rows, expected N = {N}: one a row or packed sequence")
+
+
 def each_sequence(function: Callable[..., R], offsets: list[int] | None, *inputs: Tensor) -> list[R]:
     """`function(n, *rows)` for each packed sequence n (0 for an unpacked batch), on a fresh copy of its rows.
 

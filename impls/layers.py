@@ -20,6 +20,7 @@ operator's `step`). A cache is never modified, and of fixed size for all but `So
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -112,7 +113,11 @@ class Layer(nn.Module):
         packing = layer_parts.packing(hidden_states, attention_mask, cu_seqlens)
         offsets = None if packing is None else packing.offsets
         x = hidden_states if packing is None else packing.pack(hidden_states)
+        lengths = [T] * B if offsets is None else [end - start for start, end in itertools.pairwise(offsets)]
         state, conv = (None, None) if cache is None else cache
+        if cache is not None:
+            layer_parts.check_cache(state, conv, len(lengths), self.projections.conv is not None)
+        self.operands.check_lengths(lengths, state)
         tensors, conv = self._project(x, conv, offsets)
         one_token = cache is not None and packing is None and T == 1
         o, state = self._form(one_token, packing, use_cache)(**tensors, initial_state=state)
@@ -132,8 +137,6 @@ class Layer(nn.Module):
         arguments.check_flag("use_cache", use_cache)
         if cache is not None and not isinstance(cache, LayerCache):
             raise TypeError(f"cache is a {type(cache).__name__}, expected the LayerCache that this layer returned")
-        if cache is not None and (cache.conv is None) != (self.projections.conv is None):
-            raise ValueError(f"cache.conv is a {type(cache.conv).__name__}, expected that of a layer of this conv_size")
         return B, T
 
     def _project(
@@ -141,8 +144,6 @@ class Layer(nn.Module):
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """The operator's tensors [1 or B, T, ...] and the new convolution cache; each packed sequence by itself."""
         N = x.shape[0] if offsets is None else len(offsets) - 1
-        if cache is not None and cache.shape[0] != N:
-            raise ValueError(f"cache.conv has {cache.shape[0]} rows, expected N = {N}: one a row or packed sequence")
 
         def one(n: int, rows: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
             own = cache if offsets is None or cache is None else cache[n : n + 1]

@@ -88,7 +88,10 @@ class Block(nn.Module):
         super().__init__()
         D, hidden = config.hidden_size, max(1, round(config.mlp_ratio * config.hidden_size))
         self.norm, norm = (layer_parts.make_norm("norm", config.norm, D, **factory) for _ in range(2))
-        self.layer = LAYERS[config.layer](D, config.num_heads, **config.layer_options, **factory)
+        try:
+            self.layer = LAYERS[config.layer](D, config.num_heads, **config.layer_options, **factory)
+        except TypeError as error:
+            raise TypeError(f"layer_options of layer {config.layer!r}: {error}") from error
         self.mlp = nn.Sequential(norm, nn.Linear(D, hidden, **factory), nn.GELU(), nn.Linear(hidden, D, **factory))
 
     def forward(

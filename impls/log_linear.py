@@ -85,9 +85,8 @@ def chunk(
     `chunk_size` is a power of two; with beta, float64 inputs get at most 16 (see `delta_scan.block_size`).
     """
     size = arguments.check_chunk_size(chunk_size)
-    core = functools.partial(
-        fenwick_scan.chunk_core, chunk_size=size if beta is None else delta_scan.block_size(size, q)
-    )
+    block = size if beta is None else delta_scan.block_size(size, q)
+    core = functools.partial(fenwick_scan.chunk_core, chunk_size=block, exact=features.is_wide(q))
     return _run(core, q, k, v, g, level_weights, beta, scale, initial_state, output_final_state, cu_seqlens)
 
 

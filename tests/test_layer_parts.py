@@ -189,7 +189,7 @@ def test_a_backend_without_its_kernel_is_named(monkeypatch):
 
 
 X, ONES = torch.zeros(2, 3, 12), torch.ones(2, 3)
-CACHE = LayerCache(None, torch.zeros(1, 4, 36))
+CACHE = LayerCache(torch.zeros(1, 2, 6, 6), torch.zeros(1, 4, 36))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,13 @@ CACHE = LayerCache(None, torch.zeros(1, 4, 36))
         ({"cu_seqlens": torch.tensor([0, 3])}, ValueError, "B = 2, expected B = 1 with cu_seqlens"),
         ({"cache": ()}, TypeError, "cache is a tuple, expected the LayerCache"),
         ({"cache": CACHE._replace(conv=None)}, ValueError, "cache.conv is a NoneType"),
-        ({"cache": CACHE}, ValueError, "cache.conv has 1 rows, expected N = 2"),
-        ({"cache": CACHE._replace(conv=torch.zeros(2, 3, 36))}, ValueError, r"cache.conv has shape \[2, 3, 36\]"),
+        ({"cache": CACHE}, ValueError, "cache.state has 1 rows, expected N = 2"),
+        (
+            {"cache": LayerCache(torch.zeros(2, 2, 6, 6), torch.zeros(2, 3, 36))},
+            ValueError,
+            r"cache.conv has shape \[2, 3, 36\]",
+        ),
+        ({"cache": CACHE._replace(state=None)}, ValueError, "cache.state is None"),
         ({"use_cache": 1}, TypeError, "use_cache is 1"),
     ],
 )
@@ -219,8 +224,8 @@ def test_a_wrong_argument_is_named(arguments, error, message):
         layers.DeltaNet(12, 2, conv_size=4)(**{"hidden_states": X, **arguments})
 
 
-def test_a_sequence_longer_than_max_length_has_too_few_levels():
+def test_a_sequence_longer_than_max_length_is_refused():
     layer = layers.LogLinear(12, 2, max_length=8)
     _, cache = layer(X, use_cache=True)
-    with pytest.raises(ValueError, match="level_weights has L = 4 levels, expected at least 5"):
+    with pytest.raises(ValueError, match="hidden_states has 6 tokens for row 0 after 3 .* max_length = 8"):
         layer(torch.zeros(2, 6, 12), cache=cache)

@@ -24,7 +24,7 @@ from linattest.verify.subjects import run
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 """Lengths over which the growth is fitted."""
 
-WIDTH = 32
+WIDTH = 16
 """Key and value width of what is counted."""
 
 Shape = Sequence[int]

@@ -49,6 +49,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment | None = None
 
     @property
+    def certified(self) -> bool:
+        """Whether the gradient oracle itself judged this gradient, and the reference that it is compared with."""
+        return any(name.startswith("reference ") for name in self.ratios)
+
+    @property
     def failed(self) -> bool:
         """Whether this record makes the campaign fail."""
         return self.status in ("fail", "error")

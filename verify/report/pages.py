@@ -37,16 +37,18 @@ def reading_list(operator: Operator) -> list[tuple[str, str]]:
 def print_page(console: Console, operator: Operator) -> None:
     """Definition, signature, variants, properties, limitations, and the reading list."""
     console.print(f"[bold]{operator.name}[/]: {operator.title}\n")
-    console.print(escape(definition(operator)) + "\n", highlight=False)
+    console.print(escape(definition(operator)) + "\n", highlight=False, soft_wrap=True)
     console.print(
         "[bold]Options[/]: "
         + (", ".join(f"{o.name}={o.default if o.derived is None else o.derived}" for o in operator.options) or "none"),
         highlight=False,
     )
-    table = Table("variant", "function", "supports", "dtypes", title="Variants", title_justify="left")
+    table = Table("variant", "supports", "dtypes", title="Variants", title_justify="left")
     for variant in operator.variants:
-        table.add_row(variant.name, variant.function, ", ".join(sorted(variant.supports)), ", ".join(variant.dtypes))
+        table.add_row(variant.name, ", ".join(sorted(variant.supports)), ", ".join(variant.dtypes))
     console.print(table)
+    for variant in operator.variants:
+        console.print(f"  {variant.name}: {variant.function}", highlight=False, soft_wrap=True)
     table = Table("property", "what must hold", title="Properties", title_justify="left")
     for tried in registry.properties(operator):
         table.add_row(tried.name, escape(tried.statement))

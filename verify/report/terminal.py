@@ -73,6 +73,8 @@ def to_json(campaign: Campaign) -> dict[str, Any]:
         "stale_limitations": campaign.stale_limitations,
         "oracle_radius": campaign.oracle_radius,
         "oracle_radius_unit": "fraction of the error budget; proved",
+        "gradients": sum(r.direction == "gradient" for r in campaign.records),
+        "certified_gradients": sum(r.certified for r in campaign.records),
         "crosschecked": sum(r.crosschecked for r in campaign.records),
         "seconds": round(campaign.seconds, 2),
         "interrupted": campaign.interrupted,
@@ -113,9 +115,13 @@ def print_campaign(console: Console, campaign: Campaign) -> None:
     radius = campaign.oracle_radius
     proved = "" if radius is None else f"; oracle radius {radius:.1e} of the budget (at most {ORACLE_MARGIN:.1e})"
     known = sum(r.status == "known" for r in campaign.records)
+    gradients, certified = (
+        sum(x) for x in ((r.direction == "gradient" for r in campaign.records), (r.certified for r in campaign.records))
+    )
     console.print(
         f"{len(campaign.records)} cases, [{'red' if campaign.failed else 'green'}]{len(campaign.failed)} failed[/], "
-        f"{known} known failures{proved}; {campaign.seconds:.0f} s" + (", interrupted" if campaign.interrupted else ""),
+        f"{known} known failures{proved}; {certified} of {gradients} gradients certified by the oracle; "
+        f"{campaign.seconds:.0f} s" + (", interrupted" if campaign.interrupted else ""),
         highlight=False,
     )
 
