@@ -14,12 +14,15 @@ d_t = exp(g_first + ... + g_t), e_s = D[last, s]; rows of E, W, Q, V, R are toke
     R = (I + strict_lower(E W^T * D))^{-1} (V - d * (E S)),    O = d * (Q S) + lower(Q W^T * D) R
     S' = d_last S + (e * W)^T R
 
-The triangular system is solved with the right-hand side that contains S: an explicit inverse would lose digits
-whenever its entries grow. Exponents are sums of gates of the segment itself, never differences of running sums, so
+For float64 inputs the triangular system is solved with the right-hand side that contains S (`walk`): anything else
+loses digits whenever the inverse's entries grow. Narrower inputs have digits to spare, and what can be done for all
+chunks at once is (`leap`). Exponents are sums of gates of the segment itself, never differences of running sums, so
 g = -inf is an ordinary gate, and are masked before exp, so no gradient is 0 * inf.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor
@@ -149,7 +152,8 @@ def _gate_and_state(rest: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> tu
 
 def form(chunk_size: int | None, q: object) -> Core:
     """The core for a (checked) chunk size, or the token loop without one."""
-    return bound.form(chunk_size and block_size(chunk_size, q), recurrent_core, chunk_core)
+    core = functools.partial(chunk_core, exact=features.is_wide(q))
+    return bound.form(chunk_size and block_size(chunk_size, q), recurrent_core, core)
 
 
 def block_size(chunk_size: int, q: object) -> int:
@@ -174,9 +178,9 @@ def decay_matrix(g: Tensor) -> Tensor:
 
 
 def chunk_core(
-    q: Tensor, erase: Tensor, write: Tensor, v: Tensor, *rest: Tensor | None, chunk_size: int = 64
+    q: Tensor, erase: Tensor, write: Tensor, v: Tensor, *rest: Tensor | None, chunk_size: int = 64, exact: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """As `recurrent_core`, by the UT transform."""
+    """As `recurrent_core`, by the UT transform; `exact` (float64 inputs) solves with the right-hand side that has S."""
     g, S = _gate_and_state(rest, q, v)
     B, H, T, _ = q.shape
     if T == 0:
@@ -191,7 +195,7 @@ def chunk_core(
         system, scores = system * D, scores * D
         Q, E, W = d * Q, d * E, D[:, :, -1, :, None] * W
         kept = d[:, :, -1:]
-    starts, residuals, final = walk(E, W, V, system, kept, S.flatten(0, 1))
+    starts, residuals, final = (walk if exact else leap)(E, W, V, system, kept, S.flatten(0, 1))
     return features.from_chunks(read(Q @ starts, scores, residuals), B, H, T), final.reshape(S.shape)
 
 
@@ -206,6 +210,38 @@ def read(base: Tensor, scores: Tensor, residuals: Tensor) -> Tensor:
         return torch.baddbmm(*flat).unflatten(0, base.shape[:2])
     lost = (~finite).to(torch.int8).cummax(-2).values.bool()
     return torch.where(lost, torch.nan, base + scores @ torch.where(finite, residuals, 0))
+
+
+def transitions(
+    E: Tensor, W: Tensor, V: Tensor, system: Tensor, kept: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """TE, TV, P, A of chunks: with T = (I + strict_lower(system))^{-1} a start S gives R = TV - TE S and P S + A.
+
+    P = kept - W^T TE, A = W^T TV; arguments as in `walk`.
+    """
+    K = E.shape[-1]
+    both = torch.linalg.solve_triangular(system, torch.cat([E, V], -1), upper=False, unitriangular=True)
+    TE, TV = both[..., :K], both[..., K:]
+    eye = torch.eye(K, dtype=WIDE, device=E.device)
+    return TE, TV, _less(eye.expand(*E.shape[:2], K, K) if kept is None else kept * eye, W.mT, TE), W.mT @ TV
+
+
+def _less(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """x - a @ b, all [G, N, ..], in one pass."""
+    return torch.baddbmm(*(part.flatten(0, 1) for part in (x, a, b)), alpha=-1).unflatten(0, x.shape[:2])
+
+
+def leap(
+    E: Tensor, W: Tensor, V: Tensor, system: Tensor, kept: Tensor | None, S: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `walk`, with one product a chunk left to do in turn. It costs digits, which narrow inputs have to spare."""
+    TE, TV, P, A = transitions(E, W, V, system, kept)
+    starts = []
+    for p, a in zip(P.unbind(1), A.unbind(1), strict=True):
+        starts.append(S)
+        S = torch.baddbmm(a, p, S)
+    every = torch.stack(starts, 1)
+    return every, _less(TV, TE, every), S
 
 
 def walk(

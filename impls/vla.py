@@ -247,8 +247,7 @@ def scan_core(
 ) -> tuple[Tensor, Tensor]:
     """`delta_scan.chunk_core` (no gate) with the walk over chunks replaced by an associative scan.
 
-    In a chunk R = T V - T E S with T = (I + strict_lower(E W^T))^{-1}, so the chunk maps its start S to P S + B,
-    P = I - W^T T E, B = W^T T V. Transitions compose as (P2 P1, P2 B1 + B2).
+    A chunk maps its start S to P S + A (`delta_scan.transitions`); two of them compose as (P2 P1, P2 A1 + A2).
     """
     S = linear.zero_state(q, v) if S is None else S
     B, H, T, K = q.shape
@@ -256,12 +255,10 @@ def scan_core(
         return v, S
     C = features.chunk_length(T, chunk_size)
     Q, E, W, V = (features.into_chunks(x, C) for x in (q, erase, write, v))
-    solved = torch.linalg.solve_triangular(E @ W.mT, torch.cat([E, V], -1), upper=False, unitriangular=True)
-    TE, TV = solved[..., :K], solved[..., K:]
+    TE, TV, *transitions = delta_scan.transitions(E, W, V, E @ W.mT, None)
     eye = torch.eye(K, dtype=WIDE, device=q.device)
-    transitions = (eye - W.mT @ TE, W.mT @ TV)
     identity = (eye.expand(B * H, K, K), torch.zeros_like(S).flatten(0, 1))
-    (P, add), (P_all, add_all) = exclusive_scan(compose, transitions, identity)
+    (P, add), (P_all, add_all) = exclusive_scan(compose, tuple(transitions), identity)
     start = S.flatten(0, 1).unsqueeze(1)
     starts = P @ start + add
     R = TV - TE @ starts
