@@ -126,7 +126,7 @@ def grid(operator: Operator, *, quick: bool = False, full: bool = False, seed: i
     for i, family in enumerate(operator.families):
         turns.add(FAMILY, i, family=family, at=start + i)
     for turn in range(1, len(operator.grid)):
-        turns.add(OPTION, turn, family="random", properties=turn == 1, at=start + turn)
+        turns.add(OPTION, turn, family="random", properties=full and turn == 1, at=start + turn)
     return sorted(turns.jobs, key=lambda job: -job.work)
 
 

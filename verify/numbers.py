@@ -267,6 +267,8 @@ def split_ball(x: flint.arb) -> tuple[float, float, float]:
 
     The radius covers what hi + lo leaves out. Raises ``ArithmeticError`` when the ball is not finite.
     """
+    if x.is_zero():
+        return 0.0, 0.0, 0.0
     if not x.is_finite():
         raise ArithmeticError(f"oracle value {x} is not finite")
     middle = x.mid()

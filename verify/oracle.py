@@ -147,7 +147,9 @@ def convert(ctx: Context, x: Any) -> Any:
         return ctx.number(float(x))
     if np.ndim(x) == 1:
         return ctx.vector(x.tolist())
-    return ctx.matrix(x.tolist()) if np.ndim(x) == 2 else [ctx.matrix(layer.tolist()) for layer in x]
+    if np.ndim(x) == 2:
+        return ctx.matrix(x.tolist()) if np.any(x) else ctx.zeros(*x.shape)
+    return [convert(ctx, layer) for layer in x]
 
 
 def _convert_state(ctx: Context, kind: State, x: Any) -> Any:

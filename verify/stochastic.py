@@ -51,14 +51,12 @@ class RandomRounding(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func._schema.name.removeprefix("aten::").rstrip("_") in MOVES_DATA:
-            return result
-        returns = func._schema.returns
+        fresh = fresh_results(func)
         if isinstance(result, torch.Tensor):
-            return result if returns[0].alias_info is not None else self.move(result)
-        if isinstance(result, tuple):
-            pairs = zip(result, returns, strict=True)
-            return tuple(self.move(x) if isinstance(x, torch.Tensor) and r.alias_info is None else x for x, r in pairs)
+            return self.move(result) if fresh[0] else result
+        if isinstance(result, tuple) and any(fresh):
+            pairs = zip(result, fresh, strict=True)
+            return tuple(self.move(x) if isinstance(x, torch.Tensor) and new else x for x, new in pairs)
         return result
 
     def move(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,6 +76,13 @@ class RandomRounding(TorchDispatchMode):
         amount *= pool[start : start + count].reshape(values.shape)
         values += amount
         return x
+
+
+@cache
+def fresh_results(func: Any) -> tuple[bool, ...]:
+    """Which results of an operation hold newly computed numbers: neither moved about nor views of an argument."""
+    exact = func._schema.name.removeprefix("aten::").rstrip("_") in MOVES_DATA
+    return tuple(not exact and r.alias_info is None for r in func._schema.returns)
 
 
 @cache

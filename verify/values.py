@@ -175,7 +175,7 @@ def _far(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generato
 def _fading(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
     """fading: every gate e^-25, and weight for one token in eight: what is remembered falls by e^-200 between them."""
     seldom = (np.arange(x.shape[1]) % 8 == 0).reshape((1, -1) + (1,) * (x.ndim - 2))
-    return {"log_gate": np.full_like(x, -25.0), "weight": np.where(seldom, 1.0, 0.0)}.get(domain, x)
+    return {"log_gate": np.full_like(x, -25.0), "weight": seldom + 0 * x}.get(domain, x)
 
 
 def _zeros(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
