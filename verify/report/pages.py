@@ -40,9 +40,11 @@ def print_page(console: Console, operator: Operator) -> None:
     console.print(escape(definition(operator)) + "\n", highlight=False, soft_wrap=True)
     console.print(
         "[bold]Options[/]: "
-        + (", ".join(f"{o.name}={o.default if o.derived is None else o.derived}" for o in operator.options) or "none"),
+        + (", ".join(f"{o.name}={o.derived or o.default}" for o in operator.options if o.passed) or "none"),
         highlight=False,
     )
+    if axes := [o.name for o in operator.options if not o.passed]:
+        console.print(f"[bold]Tried with and without[/] (no arguments): {', '.join(axes)}", highlight=False)
     table = Table("variant", "supports", "dtypes", title="Variants", title_justify="left")
     for variant in operator.variants:
         table.add_row(variant.name, ", ".join(sorted(variant.supports)), ", ".join(variant.dtypes))
