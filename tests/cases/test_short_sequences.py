@@ -24,14 +24,14 @@ SCALED_SUM = pytest.mark.under(
 
 
 def asymmetric(batch: Batch) -> Batch:
-    """The batch with every tensor of the initial state made of unrelated numbers (no matrix symmetric or positive).
+    """The batch with every matrix and vector of the initial state made of unrelated numbers (none symmetric, positive).
 
-    What is exactly 0 (a level that holds no bucket) stays so, and so do whole numbers.
+    What is exactly 0 (a level that holds no bucket) stays so, and so do numbers: positions, and counts, which are >= 0.
     """
     generator = torch.Generator().manual_seed(3)
     return batch.with_(
         state={
-            k: torch.randn(x.shape, generator=generator).to(x) * (x != 0) if x.is_floating_point() else x
+            k: torch.randn(x.shape, generator=generator).to(x) * (x != 0) if x.dim() > 2 else x
             for k, x in (batch.state or {}).items()
         }
     )
