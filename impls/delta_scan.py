@@ -23,6 +23,7 @@ g = -inf is an ordinary gate, and are masked before exp, so no gradient is 0 * i
 from __future__ import annotations
 
 import functools
+import itertools
 
 import torch
 from torch import Tensor
@@ -202,12 +203,13 @@ def chunk_core(
 def read(base: Tensor, scores: Tensor, residuals: Tensor) -> Tensor:
     """base + scores @ residuals, [G, N, C, *], for lower triangular scores; NaN from the first infinite residual on.
 
-    Without the mask, 0 * inf above the diagonal would carry an overflow to tokens before it.
+    Without the mask, 0 * inf above the diagonal would carry an overflow to tokens before it. `base`, a product just
+    made, is added to in place.
     """
     finite = torch.isfinite(residuals.detach().sum(-1, keepdim=True))
     if bool(finite.all()):
-        flat = (x.flatten(0, 1) for x in (base, scores, residuals))
-        return torch.baddbmm(*flat).unflatten(0, base.shape[:2])
+        base.view(-1, *base.shape[2:]).baddbmm_(scores.flatten(0, 1), residuals.flatten(0, 1))
+        return base
     lost = (~finite).to(torch.int8).cummax(-2).values.bool()
     return torch.where(lost, torch.nan, base + scores @ torch.where(finite, residuals, 0))
 
@@ -222,13 +224,9 @@ def transitions(
     K = E.shape[-1]
     both = torch.linalg.solve_triangular(system, torch.cat([E, V], -1), upper=False, unitriangular=True)
     TE, TV = both[..., :K], both[..., K:]
-    eye = torch.eye(K, dtype=WIDE, device=E.device)
-    return TE, TV, _less(eye.expand(*E.shape[:2], K, K) if kept is None else kept * eye, W.mT, TE), W.mT @ TV
-
-
-def _less(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """x - a @ b, all [G, N, ..], in one pass."""
-    return torch.baddbmm(*(part.flatten(0, 1) for part in (x, a, b)), alpha=-1).unflatten(0, x.shape[:2])
+    P = (W.mT @ TE).neg_()  # in place, as below: a fresh tensor of this size costs as much as the arithmetic on it
+    P.diagonal(dim1=-2, dim2=-1).add_(1 if kept is None else kept.squeeze(-1))
+    return TE, TV, P, W.mT @ TV
 
 
 def leap(
@@ -236,12 +234,18 @@ def leap(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `walk`, with one product a chunk left to do in turn. It costs digits, which narrow inputs have to spare."""
     TE, TV, P, A = transitions(E, W, V, system, kept)
-    starts = []
-    for p, a in zip(P.unbind(1), A.unbind(1), strict=True):
-        starts.append(S)
-        S = torch.baddbmm(a, p, S)
-    every = torch.stack(starts, 1)
-    return every, _less(TV, TE, every), S
+    if torch.is_grad_enabled():
+        states = [S]
+        for p, a in zip(P.unbind(1), A.unbind(1), strict=True):
+            states.append(torch.baddbmm(a, p, states[-1]))
+        every = torch.stack(states, 1)
+    else:
+        every = torch.cat([S.unsqueeze(1), A], 1)
+        for p, (before, after) in zip(P.unbind(1), itertools.pairwise(every.unbind(1)), strict=True):
+            after.baddbmm_(p, before)
+    starts = every[:, :-1]
+    R = torch.baddbmm(*(x.flatten(0, 1) for x in (TV, TE, starts)), alpha=-1).unflatten(0, TV.shape[:2])
+    return starts, R, every[:, -1]
 
 
 def walk(
