@@ -157,6 +157,10 @@ def form(chunk_size: int | None, q: object) -> Core:
     return bound.form(chunk_size and block_size(chunk_size, q), recurrent_core, core)
 
 
+SPAN = 16
+"""Chunks that are worked on at once: more would only move their intermediate results out of the cache and back."""
+
+
 def block_size(chunk_size: int, q: object) -> int:
     """Tokens that a chunk holds: `chunk_size`, but at most 16 for float64 inputs.
 
@@ -182,6 +186,21 @@ def chunk_core(
     q: Tensor, erase: Tensor, write: Tensor, v: Tensor, *rest: Tensor | None, chunk_size: int = 64, exact: bool = False
 ) -> tuple[Tensor, Tensor]:
     """As `recurrent_core`, by the UT transform; `exact` (float64 inputs) solves with the right-hand side that has S."""
+    *gate, S = rest
+    T, span = q.shape[2], SPAN * chunk_size
+    if span >= T:
+        return _span(q, erase, write, v, *gate, S, chunk_size=chunk_size, exact=exact)
+    outputs = []
+    for parts in zip(*(x.split(span, 2) for x in (q, erase, write, v, *gate) if x is not None), strict=True):
+        o, S = _span(*parts, S, chunk_size=chunk_size, exact=exact)
+        outputs.append(o)
+    return torch.cat(outputs, 2), S
+
+
+def _span(
+    q: Tensor, erase: Tensor, write: Tensor, v: Tensor, *rest: Tensor | None, chunk_size: int, exact: bool
+) -> tuple[Tensor, Tensor]:
+    """`chunk_core` of a few chunks: what is done for all of them at once fits in a cache."""
     g, S = _gate_and_state(rest, q, v)
     B, H, T, _ = q.shape
     if T == 0:
