@@ -186,12 +186,12 @@ def chunk_core(
     q: Tensor, erase: Tensor, write: Tensor, v: Tensor, *rest: Tensor | None, chunk_size: int = 64, exact: bool = False
 ) -> tuple[Tensor, Tensor]:
     """As `recurrent_core`, by the UT transform; `exact` (float64 inputs) solves with the right-hand side that has S."""
-    *gate, S = rest
-    T, span = q.shape[2], SPAN * chunk_size
-    if span >= T:
-        return _span(q, erase, write, v, *gate, S, chunk_size=chunk_size, exact=exact)
+    g, S = _gate_and_state(rest, q, v)
+    inputs, span = [x for x in (q, erase, write, v, g) if x is not None], SPAN * chunk_size
+    if q.shape[2] <= span:
+        return _span(*inputs, S, chunk_size=chunk_size, exact=exact)
     outputs = []
-    for parts in zip(*(x.split(span, 2) for x in (q, erase, write, v, *gate) if x is not None), strict=True):
+    for parts in zip(*(x.split(span, 2) for x in inputs), strict=True):
         o, S = _span(*parts, S, chunk_size=chunk_size, exact=exact)
         outputs.append(o)
     return torch.cat(outputs, 2), S
