@@ -283,6 +283,13 @@ def check_whole(name: str, value: object) -> int:
     return value
 
 
+def check_size(name: str, value: object) -> int:
+    """A whole number of at least 1; returns it."""
+    number = check_whole(name, value)
+    check_widths(**{name: number})
+    return number
+
+
 def check_one_token(T: int) -> None:
     """`step` takes exactly one token."""
     if T != 1:

@@ -9,7 +9,7 @@ Only reading changes: the memory is bit for bit the backbone's own, and where la
 covariance of k as passed. On a ratio of recurrences (`vla`, `linear` with `normalizer`) only the numerator reads with
 q~: o_t = S_t^T q~_t / max(z_t . q_t, eps) with the original q, since z . q~ falls below eps on most tokens.
 
-Source: CCQ paper, "Method" (covariance-contracted query); the ratio's rule is ours.
+Source: [CCQ], section 2; the ratio's rule is ours.
 """
 
 from __future__ import annotations

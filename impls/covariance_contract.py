@@ -18,8 +18,8 @@ linear attention with keys d and values (w W'/W) d: sums of terms w >= 0 or d d^
 At W_t = 0 the stated subgradient is: the weight of a token that leaves the state empty counts towards W alone, as if
 its key were the reference to come. (Its own key cannot matter: the state keeps no trace of it.)
 
-Sources: CCQ paper, equations of mu, Sigma and the contraction; Welford 1962 and West 1979 for the weighted recursion;
-Chan, Golub and LeVeque 1983 for shifted data. Weights, forgetting and the reference are ours.
+Sources: [CCQ], section 2 (mu, Sigma and the contraction); [Welford62] and [West79] for the weighted recursion;
+[ChanGolubLeVeque83] for shifted data. Weights, forgetting and the reference are ours.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def recurrent(
     lam = 0, and the final state (None unless `output_final_state`).
 
     Raises TypeError or ValueError (naming the argument) for wrong dtypes, shapes, devices, a positive or NaN cov_g, a
-    negative weight, a weight or lam that is not finite, bad offsets. Source: module docstring.
+    negative weight or count, a weight, count or lam that is not finite, bad offsets. Source: module docstring.
     """
     return _run(recurrent_core, q, k, lam, cov_g, weight, initial_state, output_final_state, cu_seqlens)
 

@@ -14,8 +14,7 @@ d_t = exp(g_first + ... + g_t), e_s = D[last, s]; rows of Q, K, V are tokens:
 Only S' = d_last S + ... is sequential. Every exponent is a sum of gates of its own segment, never a difference of
 running sums and never positive: g = -inf is an ordinary gate, and what is masked is masked before exp.
 
-Sources: Yang et al. 2023, "Gated Linear Attention Transformers with Hardware-Efficient Training", section 4 (chunk
-form); Dao & Gu 2024, "Transformers are SSMs", section 6 (a number per head). The tree of `channel_decays` is ours.
+Sources: [GLA] (chunk form), [Mamba2] (a number per head). The tree of `channel_decays` is ours.
 """
 
 from __future__ import annotations

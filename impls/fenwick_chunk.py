@@ -11,7 +11,7 @@ M[t, s] = q_t^T Phi(t, s) write_s; column s of Y is Phi(last, s) write_s; a stat
 and becomes P S + B. X is never formed: M and Y are solved for. The level of a pair inside an aligned chunk is that of
 its places in the chunk. Exponents are sums of gates of the segment itself, so g = -inf is an ordinary gate.
 
-Source: Guo et al. 2025, "Log-Linear Attention", sections 3.2 to 3.4, with the UT transform of `delta_scan`.
+Source: [LogLinear], with the UT transform of `delta_scan`.
 """
 
 from __future__ import annotations
@@ -49,25 +49,16 @@ def inside(
     Keys and values that are not finite are taken out, and the outputs from their token on are NaN: 0 times infinity
     above a diagonal would carry them to tokens before.
     """
-    C, K = Q.shape[2:]
-    D, d = delta_scan.decay_matrix(gates), gates.cumsum(-1).exp().unsqueeze(-1)
+    C = Q.shape[2]
     spoilt = _not_finite(W) if E is None else _not_finite(W) | _not_finite(E)
-    W = _without(spoilt, W)
-    if E is not None and exact:
-        M, Y, R, P = _walked(Q, _without(spoilt, E), W, gates)
+    W, E = _without(spoilt, W), None if E is None else _without(spoilt, E)
+    if E is None:
+        M, Y, R, P = _added(Q, W, gates)
+    elif exact:
+        M, Y, R, P = _walked(Q, E, W, gates)
     else:
-        M, Y, R, P = (Q @ W.mT).tril_() * D, (D[:, :, -1, :, None] * W).mT, d * Q, d[:, :, -1:]
-    if E is not None and not exact:
-        E = _without(spoilt, E)
-        system = (E @ W.mT).tril_(-1) * D
-        spoilt = spoilt | _not_finite(system)  # an overflow
-        both = torch.cat([M, Y], 2)
-        both = torch.linalg.solve_triangular(
-            _without(spoilt, system), both, upper=False, left=False, unitriangular=True
-        )
-        M, Y = both.split([C, K], 2)
-        E = d * E
-        R, P = R - M @ E, P * torch.eye(K, dtype=P.dtype, device=P.device) - Y @ E
+        M, Y, R, P, overflow = _solved(Q, E, W, gates)
+        spoilt = spoilt | overflow
     places = torch.arange(C, device=Q.device)
     H = weights.gather(-1, levels(places, places).expand(*M.shape[:2], C, C))
     bad = spoilt | _not_finite(V)
@@ -78,6 +69,25 @@ def inside(
     Y = torch.where(broken, torch.nan, Y)
     P = P if E is None else torch.where(broken, torch.nan, P)
     return Chunks(O, R, Y, P, V, bad.to(torch.int8).cummax(2).values.bool())
+
+
+def _added(Q: Tensor, W: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """M, Y, R and P without erase keys."""
+    D, d = delta_scan.decay_matrix(gates), gates.cumsum(-1).exp().unsqueeze(-1)
+    return (Q @ W.mT).tril_() * D, (D[:, :, -1, :, None] * W).mT, d * Q, d[:, :, -1:]
+
+
+def _solved(Q: Tensor, E: Tensor, W: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """M, Y, R and P by the triangular system, and the rows in which that overflowed."""
+    C, K = Q.shape[2:]
+    D, d = delta_scan.decay_matrix(gates), gates.cumsum(-1).exp().unsqueeze(-1)
+    system = (E @ W.mT).tril_(-1) * D
+    overflow = _not_finite(system)
+    both = torch.cat([(Q @ W.mT).tril_() * D, (D[:, :, -1, :, None] * W).mT], 2)
+    both = torch.linalg.solve_triangular(_without(overflow, system), both, upper=False, left=False, unitriangular=True)
+    M, Y = both.split([C, K], 2)
+    E, eye = d * E, torch.eye(K, dtype=E.dtype, device=E.device)
+    return M, Y, d * Q - M @ E, d[:, :, -1:] * eye - Y @ E, overflow
 
 
 def _walked(Q: Tensor, E: Tensor, W: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

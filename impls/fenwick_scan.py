@@ -17,7 +17,7 @@ Chunk form: chunks of C = 2^c tokens are aligned to position 0 (a call that star
 with tokens that change nothing), so that levels 0 .. c stay inside a chunk (`fenwick_chunk`) and each higher one is a
 node of a tree over whole chunks (`fenwick_tree`). Nothing is sequential over chunks.
 
-Source: Guo et al. 2025, "Log-Linear Attention", sections 3.2 to 3.4; Fenwick 1994.
+Source: [LogLinear]; [Fenwick94].
 """
 
 from __future__ import annotations

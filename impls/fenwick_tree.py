@@ -9,7 +9,7 @@ state, so that a state X before the node is P X + B after it, and
 Chunk n reads, for each set bit j of n, the node (n >> j) - 1 of height j: together they cover everything before it. A
 node's transition is a number (kept as [1, 1], a multiple of the identity) or a [K, K] matrix; `product` serves both.
 
-Source: Fenwick 1994; Guo et al. 2025, "Log-Linear Attention", section 3.2.
+Source: [Fenwick94]; [LogLinear].
 """
 
 from __future__ import annotations

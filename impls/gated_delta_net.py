@@ -8,8 +8,7 @@ default:
 Keys are used as given: callers normalise them. It is the `delta_scan` with erase = k, write = beta k and gate g: the
 decay comes before the correction, so a token is compared with the decayed state.
 
-Source: Yang et al. 2024, "Gated Delta Networks: Improving Mamba2 with Delta Rule", equation 10; chunk form: its
-section 3.3.
+Source: [GatedDeltaNet].
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ Definition, state S [K, V] per value head, log gate g <= 0, scale K ** -0.5 by d
 g is one number per value head (simple GLA, Mamba-2) or one per key channel (GLA); its rank tells which. The gate of a
 token acts on the state before that token is added. It is the `decay_scan`.
 
-Sources: Yang et al. 2023, "Gated Linear Attention Transformers with Hardware-Efficient Training", section 4; Dao & Gu
-2024, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space Duality",
-section 5, for one number per head.
+Sources: [GLA] for a number per channel, [Mamba2] for one per head.
 """
 
 from __future__ import annotations

@@ -181,8 +181,8 @@ class Levels(Operands):
     ) -> None:
         super().__init__()
         arguments.check_choice("level_weights", kind, tuple(LEVEL_WEIGHTS))
-        arguments.check_widths(max_length=arguments.check_whole("max_length", max_length))
-        self.max_length, L = max_length, arguments.levels_needed(0, max_length)
+        self.max_length = arguments.check_size("max_length", max_length)
+        L = arguments.levels_needed(0, max_length)
         self.gated = (GatedDelta if arguments.check_flag("delta", delta) else Decayed)(widths, **factory)
         self.weights = LEVEL_WEIGHTS[kind](widths.D, widths.HV, L, **(options or {})).to(**factory)
 

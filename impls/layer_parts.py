@@ -44,7 +44,7 @@ def check_widths(D: int, H: int, HV: int | None, K: int | None, V: int | None) -
         ("value_dim", V),
     ):
         if size is not None:
-            arguments.check_widths(**{name: arguments.check_whole(name, size)})
+            arguments.check_size(name, size)
     arguments.check_heads("num_value_heads", HV, H)
     if K is None and D % H:
         raise ValueError(f"hidden_size is {D}, expected a multiple of num_heads = {H} (or a head_dim)")
@@ -168,13 +168,12 @@ class ShortConvolution(nn.Module):
         y_t = silu( sum_j weight[:, j] * x_{t - size + 1 + j} )
 
     The cache [N, size, channels] holds the last `size` inputs, oldest first, zeros before the first token: the
-    layout of the field's kernels, of which slot 0 is never read again. Source: Mamba (Gu and Dao 2023), section 3.4.
+    layout of the field's kernels, of which slot 0 is never read again. Source: the convolution of [Mamba2].
     """
 
     def __init__(self, channels: int, size: int, **factory: Any) -> None:
         super().__init__()
-        self.size = arguments.check_whole("conv_size", size)
-        arguments.check_widths(conv_size=size)
+        self.size = arguments.check_size("conv_size", size)
         self.weight = nn.Parameter(torch.empty(channels, size, **factory))
         self.reset_parameters()
 

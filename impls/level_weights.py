@@ -112,9 +112,9 @@ class _LevelWeights(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, num_levels: int) -> None:
         super().__init__()
-        self.hidden_size = _positive("hidden_size", hidden_size)
-        self.num_heads = _positive("num_heads", num_heads)
-        self.num_levels = _positive("num_levels", num_levels)
+        self.hidden_size = arguments.check_size("hidden_size", hidden_size)
+        self.num_heads = arguments.check_size("num_heads", num_heads)
+        self.num_levels = arguments.check_size("num_levels", num_levels)
         self.features = nn.Linear(hidden_size, num_heads * num_levels, bias=False)
 
     def level_features(self, hidden_states: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class _LambdaMLP(_LevelWeights):
         super().__init__(hidden_size, num_heads, num_levels)
         arguments.check_choice("activation", activation, ACTIVATIONS)
         self.activation = activation
-        self.hidden = 2 * num_levels if hidden is None else _positive("hidden", hidden)
+        self.hidden = 2 * num_levels if hidden is None else arguments.check_size("hidden", hidden)
         self.w1 = nn.Parameter(torch.empty(num_levels, self.hidden))
         with_bias = arguments.check_flag("hidden_bias", hidden_bias)
         self.register_parameter("b1", nn.Parameter(torch.empty(self.hidden)) if with_bias else None)
@@ -203,10 +203,3 @@ class LambdaMLPSoftmax(_LambdaMLP):
     def forward(self, hidden_states: Tensor) -> Tensor:
         d = self.level_features(hidden_states)
         return mlp_softmax(d, self.w1, self.b1, self.w2, self.b2, self.activation)
-
-
-def _positive(name: str, value: object) -> int:
-    """A whole number of at least 1."""
-    number = arguments.check_whole(name, value)
-    arguments.check_widths(**{name: number})
-    return number

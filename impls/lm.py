@@ -59,7 +59,7 @@ class LMConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "max_positions"):
             if (size := getattr(self, name)) is not None or name != "max_positions":
-                arguments.check_widths(**{name: arguments.check_whole(name, size)})
+                arguments.check_size(name, size)
         arguments.check_choice("layer", self.layer, tuple(LAYERS))
         arguments.check_choice("norm", self.norm, ("layer", "rms"))
         arguments.check_number("mlp_ratio", self.mlp_ratio, positive=True)

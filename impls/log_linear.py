@@ -11,7 +11,7 @@ With all weights 1 these are exactly the gated and the gated-delta recurrence. `
 (see `impls.level_weights` for the ways to make it). The past of token t has one bucket per set bit of t, so a decode
 step reads popcount(t) + 1 states; see `fenwick_scan` for the buckets, their merging, and the chunk form.
 
-Source: Guo et al. 2025, "Log-Linear Attention", equations 3 to 6 and section 3.4.
+Source: [LogLinear]; [AdaptiveDecay] for the weights.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     o_t  = read(S_t, q~_t)                              S_t and all else as in the backbone, untouched
 
 On a ratio-normalised backbone the denominator keeps the query: o_t = S_t q~_t / max(z_t . q_t, eps). Keys count as
-they are passed. Source: CCQ paper, section 3; the denominator: operators.md (with q~ it would reach eps).
+they are passed. Source: [CCQ], section 2; the denominator is ours (with q~ it would reach eps).
 
     symbol                   shape                        where
     q, k                     [B, T, H, K]

@@ -6,8 +6,8 @@
     q~_t    = q_t - lam_t Sigma_t q_t
 
 The state is the count W, a reference key r, the mean less the reference, and the scatter W Sigma. The reference is
-the key that first has weight while the count is 0. Source: CCQ paper, section 3 (covariance of the keys); the
-shifted and merged statistics: Chan, Golub and LeVeque 1983.
+the key that first has weight while the count is 0. Source: [CCQ], section 2; the reference, weights and
+forgetting are ours.
 
     symbol               shape             domain
     q, k                 [B, T, H, K]      any

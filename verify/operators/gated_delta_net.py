@@ -2,8 +2,8 @@
 
     S_t = exp(g_t) S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T          o_t = scale S_t q_t
 
-in the papers' layout S [V, K]; code stores S^T, [K, V]. Keys are used as given. Source: Yang, Kautz and
-Hatamizadeh 2024, "Gated Delta Networks", equation 10.
+in the papers' layout S [V, K]; code stores S^T, [K, V]. Keys are used as given. Source:
+[GatedDeltaNet].
 
     symbol   shape            domain
     q        [B, T, H, K]     any

@@ -3,7 +3,7 @@
     S_t = S_{t-1} diag(exp g_t) + v_t k_t^T          o_t = scale S_t q_t
 
 in the papers' layout S [V, K]; code stores S^T, [K, V]. The axis "gate" of the harness says which gate is given.
-Source: Yang et al. 2024, "Gated Linear Attention Transformers", equation 3; Dao and Gu 2024 (one gate a head).
+Source: [GLA]; [Mamba2] for one gate a head.
 
     symbol   shape                          domain
     q, k     [B, T, H, K]                   any

@@ -7,7 +7,7 @@
 
 The state keeps the buckets of tokens that share a level: after p tokens, level j + 1 is the bucket of set bit j of p
 (after exactly 2^(L - 1) tokens, when L is the least that serves them, the one bucket is in the last level).
-Source: adaptive log-linear paper, section 2; Guo et al. 2025, "Log-Linear Attention", equations 5 to 9.
+Source: [LogLinear]; [AdaptiveDecay] for the level weights.
 
     symbol          shape                 domain
     q, k            [B, T, H, K]          any; unit keys with beta
