@@ -91,6 +91,16 @@ FADED_COUNT = Limitation(
 )
 """Of every decode step that carries a covariance."""
 
+FADED_GATE = Limitation(
+    variant="chunk",
+    dtypes=("float64",),
+    families=("fading",),
+    directions=("gradient",),
+    why="the mean is a quotient of two decayed sums: where no gate moves it, the gradients of the two cancel "
+    "to a rounding of 1, not to the 1e-55 that is left of the exact one",
+)
+"""Of every chunk form of a covariance."""
+
 OPERATOR = Operator(
     name="covariance_contract",
     title="Query contracted by the keys' covariance (primitive)",
@@ -109,14 +119,7 @@ OPERATOR = Operator(
     variants=ours("covariance_contract", "recurrent", "chunk", "step", supports=FEATURES - {"grouped"}),
     limitations=(
         FADED_COUNT,
-        Limitation(
-            variant="chunk",
-            dtypes=("float64",),
-            families=("fading",),
-            directions=("gradient",),
-            why="the mean is a quotient of two decayed sums: where no gate moves it, the gradients of the two cancel "
-            "to a rounding of 1, not to the 1e-55 that is left of the exact one",
-        ),
+        FADED_GATE,
         Limitation(
             variant="step",
             dtypes=NARROW,
