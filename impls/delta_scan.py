@@ -14,16 +14,16 @@ d_t = exp(g_first + ... + g_t), e_s = D[last, s]; rows of E, W, Q, V, R are toke
     R = (I + strict_lower(E W^T * D))^{-1} (V - d * (E S)),    O = d * (Q S) + lower(Q W^T * D) R
     S' = d_last S + (e * W)^T R
 
-For float64 inputs the triangular system is solved with the right-hand side that contains S (`walk`): anything else
-loses digits whenever the inverse's entries grow. Narrower inputs have digits to spare, and what can be done for all
-chunks at once is (`leap`). Exponents are sums of gates of the segment itself, never differences of running sums, so
-g = -inf is an ordinary gate, and are masked before exp, so no gradient is 0 * inf.
+For float64 inputs the triangular system is solved with the right-hand side that contains S: anything else loses digits
+whenever the inverse's entries grow. Narrower inputs have digits to spare, and are solved for all chunks at once, V and
+E apart. Exponents are sums of gates of the segment itself, never differences of running sums, so g = -inf is an
+ordinary gate, and are masked before exp, so no gradient is 0 * inf. Products that are made here are scaled in place:
+a fresh tensor costs as much as the arithmetic on it.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 
 import torch
 from torch import Tensor
@@ -157,7 +157,7 @@ def form(chunk_size: int | None, q: object) -> Core:
     return bound.form(chunk_size and block_size(chunk_size, q), recurrent_core, core)
 
 
-SPAN = 16
+SPAN = 32
 """Chunks that are worked on at once: more would only move their intermediate results out of the cache and back."""
 
 
@@ -178,8 +178,7 @@ def decay_matrix(g: Tensor) -> Tensor:
     g = -inf, for huge gates followed by none, and 1 on the diagonal whatever g is.
     """
     C = g.shape[-1]
-    later = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1)
-    return torch.where(later, g.unsqueeze(-1), 0).cumsum(-2).exp().tril()
+    return g.unsqueeze(-1).expand(*g.shape, C).tril(-1).cumsum(-2).exp_().tril()
 
 
 def chunk_core(
@@ -208,15 +207,16 @@ def _span(
     C = features.chunk_length(T, chunk_size)
     Q, E, W, V = (features.into_chunks(x, C) for x in (q, erase, write, v))
     system, scores = E @ W.mT, (Q @ W.mT).tril_()
-    kept = None
+    d = kept = None
     if g is not None:
         gates = features.into_chunks(g, C)
         D, d = decay_matrix(gates), gates.cumsum(-1).exp().unsqueeze(-1)
-        system, scores = system * D, scores * D
-        Q, E, W = d * Q, d * E, D[:, :, -1, :, None] * W
+        system, scores = system.mul_(D), scores.mul_(D)
+        E, W = d * E, D[:, :, -1, :, None] * W
         kept = d[:, :, -1:]
-    starts, residuals, final = (walk if exact else leap)(E, W, V, system, kept, S.flatten(0, 1))
-    return features.from_chunks(read(Q @ starts, scores, residuals), B, H, T), final.reshape(S.shape)
+    starts, residuals, final = walk(E, W, V, system, kept, S.flatten(0, 1), exact=exact)
+    base = Q @ starts if d is None else (Q @ starts).mul_(d)
+    return features.from_chunks(read(base, scores, residuals), B, H, T), final.reshape(S.shape)
 
 
 def read(base: Tensor, scores: Tensor, residuals: Tensor) -> Tensor:
@@ -233,53 +233,42 @@ def read(base: Tensor, scores: Tensor, residuals: Tensor) -> Tensor:
     return torch.where(lost, torch.nan, base + scores @ torch.where(finite, residuals, 0))
 
 
-def transitions(
-    E: Tensor, W: Tensor, V: Tensor, system: Tensor, kept: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """TE, TV, P, A of chunks: with T = (I + strict_lower(system))^{-1} a start S gives R = TV - TE S and P S + A.
-
-    P = kept - W^T TE, A = W^T TV; arguments as in `walk`.
-    """
-    K = E.shape[-1]
-    both = torch.linalg.solve_triangular(system, torch.cat([E, V], -1), upper=False, unitriangular=True)
-    TE, TV = both[..., :K], both[..., K:]
-    P = (W.mT @ TE).neg_()  # in place, as below: a fresh tensor of this size costs as much as the arithmetic on it
-    P.diagonal(dim1=-2, dim2=-1).add_(1 if kept is None else kept.squeeze(-1))
-    return TE, TV, P, W.mT @ TV
-
-
-def leap(
-    E: Tensor, W: Tensor, V: Tensor, system: Tensor, kept: Tensor | None, S: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `walk`, with one product a chunk left to do in turn. It costs digits, which narrow inputs have to spare."""
-    TE, TV, P, A = transitions(E, W, V, system, kept)
-    if torch.is_grad_enabled():
-        states = [S]
-        for p, a in zip(P.unbind(1), A.unbind(1), strict=True):
-            states.append(torch.baddbmm(a, p, states[-1]))
-        every = torch.stack(states, 1)
-    else:
-        every = torch.cat([S.unsqueeze(1), A], 1)
-        for p, (before, after) in zip(P.unbind(1), itertools.pairwise(every.unbind(1)), strict=True):
-            after.baddbmm_(p, before)
-    starts = every[:, :-1]
-    R = torch.baddbmm(*(x.flatten(0, 1) for x in (TV, TE, starts)), alpha=-1).unflatten(0, TV.shape[:2])
-    return starts, R, every[:, -1]
-
-
 def walk(
-    E: Tensor, W: Tensor, V: Tensor, system: Tensor, kept: Tensor | None, S: Tensor
+    E: Tensor, W: Tensor, V: Tensor, system: Tensor, kept: Tensor | None, S: Tensor, *, exact: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sequential part: E, W [G, N, C, K], V [G, N, C, V], system [G, N, C, C], kept [G, N, 1, 1] or None.
 
     Returns the state at each chunk's start [G, N, K, V], the residuals R [G, N, C, V] and the final state. Everything
-    that does not need S has been done for all chunks at once before. (Of `system` only the strict lower triangle is
-    read.)
+    that does not need S has been done for all chunks at once before, the triangular solves too unless `exact`. (Of
+    `system` only the strict lower triangle is read.)
     """
+    if not exact:
+        E, V = (torch.linalg.solve_triangular(system, x, upper=False, unitriangular=True) for x in (E, V))
+        if not torch.is_grad_enabled():
+            return walk_in_place(E, W, V, kept, S)
     starts, residuals = [], []
     for n, (e, w, v, a) in enumerate(zip(E.unbind(1), W.mT.unbind(1), V.unbind(1), system.unbind(1), strict=True)):
         starts.append(S)
-        r = torch.linalg.solve_triangular(a, torch.baddbmm(v, e, S, alpha=-1), upper=False, unitriangular=True)
+        r = torch.baddbmm(v, e, S, alpha=-1)
+        if exact:
+            r = torch.linalg.solve_triangular(a, r, upper=False, unitriangular=True)
         S = torch.baddbmm(S if kept is None else S * kept[:, n], w, r)
         residuals.append(r)
     return torch.stack(starts, 1), torch.stack(residuals, 1), S
+
+
+def walk_in_place(TE: Tensor, W: Tensor, TV: Tensor, kept: Tensor | None, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `walk` from solved systems (TV becomes R) when no gradient is asked for: without copies.
+
+    A solver's results lie column by column, and in-place products want rows: hence the transposes.
+    """
+    every = S.new_empty(S.shape[0], TE.shape[1] + 1, *S.shape[1:])
+    every[:, 0] = S
+    states = every.unbind(1)
+    for n, (e, w, r) in enumerate(zip(TE.mT.unbind(1), W.mT.unbind(1), TV.mT.unbind(1), strict=True)):
+        r.baddbmm_(states[n].mT, e, alpha=-1)
+        if kept is None:
+            torch.baddbmm(states[n], w, r.mT, out=states[n + 1])
+        else:
+            torch.mul(states[n], kept[:, n], out=states[n + 1]).baddbmm_(w, r.mT)
+    return every[:, :-1], TV, states[-1]

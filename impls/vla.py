@@ -247,7 +247,8 @@ def scan_core(
 ) -> tuple[Tensor, Tensor]:
     """`delta_scan.chunk_core` (no gate) with the walk over chunks replaced by an associative scan.
 
-    A chunk maps its start S to P S + A (`delta_scan.transitions`); two of them compose as (P2 P1, P2 A1 + A2).
+    With T = (I + strict_lower(E W^T))^{-1} a chunk that starts from S has R = TV - TE S and ends at P S + A, where
+    P = I - W^T TE and A = W^T TV; two of them compose as (P2 P1, P2 A1 + A2).
     """
     S = linear.zero_state(q, v) if S is None else S
     B, H, T, K = q.shape
@@ -255,10 +256,10 @@ def scan_core(
         return v, S
     C = features.chunk_length(T, chunk_size)
     Q, E, W, V = (features.into_chunks(x, C) for x in (q, erase, write, v))
-    TE, TV, *transitions = delta_scan.transitions(E, W, V, E @ W.mT, None)
+    TE, TV = (torch.linalg.solve_triangular(E @ W.mT, x, upper=False, unitriangular=True) for x in (E, V))
     eye = torch.eye(K, dtype=WIDE, device=q.device)
     identity = (eye.expand(B * H, K, K), torch.zeros_like(S).flatten(0, 1))
-    (P, add), (P_all, add_all) = exclusive_scan(compose, tuple(transitions), identity)
+    (P, add), (P_all, add_all) = exclusive_scan(compose, (eye - W.mT @ TE, W.mT @ TV), identity)
     start = S.flatten(0, 1).unsqueeze(1)
     starts = P @ start + add
     R = TV - TE @ starts
