@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from linattest.verify import cli, registry
 from linattest.verify.campaign import Campaign
+from linattest.verify.commands import verify as command
 from linattest.verify.examine import examine
 from linattest.verify.grids import Job, grid
 from linattest.verify.inputs import Case, Structure
@@ -55,8 +56,8 @@ def campaign(monkeypatch: pytest.MonkeyPatch) -> Iterator[Campaign]:
     def answer(*_: Any, **__: Any) -> Campaign:
         return made
 
-    monkeypatch.setattr(cli, "local_executor", no_executor)
-    monkeypatch.setattr(cli, "run_campaign", answer)
+    monkeypatch.setattr(command, "local_executor", no_executor)
+    monkeypatch.setattr(command, "run_campaign", answer)
     yield made
 
 
@@ -145,7 +146,7 @@ def test_interruption_while_running_exits_130(monkeypatch: pytest.MonkeyPatch, c
     def interrupt(*_: Any, **__: Any) -> Campaign:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "run_campaign", interrupt)
+    monkeypatch.setattr(command, "run_campaign", interrupt)
     assert run("verify", "linear").exit_code == 130
 
 
@@ -160,7 +161,7 @@ def test_resumption_runs_the_variants_that_did_not_run(
         asked.extend(jobs)
         return campaign
 
-    monkeypatch.setattr(cli, "run_campaign", answer)
+    monkeypatch.setattr(command, "run_campaign", answer)
     run("verify", "linear", "--quick", "--resume", "--records", str(path))
     assert {job.case.key for job in asked} == {job.case.key for job in jobs}
 

@@ -1,0 +1,71 @@
+"""What the commands share: names into records, exit codes, one progress bar."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from linattest.verify import registry
+from linattest.verify.campaign import Campaign
+from linattest.verify.grids import Job
+from linattest.verify.records import Record
+from linattest.verify.spec import DTYPES, Operator
+
+OK, FAILED, NOTHING, INTERRUPTED = 0, 1, 3, 130
+"""Exit codes: as expected; a failure or regression; nothing measured or the environment lacks what was asked;
+interrupted. (2 is wrong usage.)"""
+
+
+def operators_named(names: list[str]) -> list[Operator]:
+    """The named operators, or all. A typo is a usage error that lists the known names."""
+    try:
+        return [registry.operator(name) for name in names] if names else list(registry.OPERATORS)
+    except KeyError as error:
+        raise typer.BadParameter(error.args[0], param_hint="OPERATOR") from error
+
+
+def variants_named(operators: list[Operator], names: list[str]) -> tuple[str, ...]:
+    """The names of variants, each of which one of the operators has."""
+    known = {variant.name for operator in operators for variant in operator.variants}
+    unknown = sorted(set(names) - known)
+    if unknown:
+        raise typer.BadParameter(f"no variant {unknown}; known: {sorted(known)}", param_hint="--variant")
+    return tuple(names)
+
+
+def dtypes_named(names: list[str]) -> tuple[str, ...]:
+    """The named dtypes, or all."""
+    unknown = sorted(set(names) - set(DTYPES))
+    if unknown:
+        raise typer.BadParameter(f"no dtype {unknown}; known: {list(DTYPES)}", param_hint="--dtype")
+    return tuple(names) or DTYPES
+
+
+def status_of(campaign: Campaign) -> int:
+    """The exit code of a campaign."""
+    if campaign.interrupted:
+        return INTERRUPTED
+    if campaign.failed or campaign.stale_limitations:
+        return FAILED
+    return OK if campaign.records else NOTHING
+
+
+def with_progress(
+    console: Console, jobs: list[Job], run: Callable[[Callable[[list[Record]], None]], Campaign]
+) -> Campaign:
+    """Run with a progress bar on the terminal; silent where there is none."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("inputs", total=len(jobs))
+        failed = 0
+
+        def advance(records: list[Record]) -> None:
+            nonlocal failed
+            failed += sum(record.failed for record in records)
+            bar.update(task, advance=1, description="inputs" + (f", {failed} failed" if failed else ""))
+
+        return run(advance)
