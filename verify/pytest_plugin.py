@@ -1,0 +1,1 @@
+"""The checks of the harness as parametrised tests in somebody's own suite."""
