@@ -51,8 +51,15 @@ gpu:
 bench:
 	@echo "nothing measured: no benchmark suite yet" >&2; exit 3
 
-report:
-	@echo "nothing reported: no report yet" >&2; exit 3
+# One offline page of a campaign and of drift. What the same sources measured before is not measured again; a failure
+# does not keep the page from being written, and is the exit code in the end.
+report: .venv/.ready .cache/report/drift.json
+	$(BIN)/linattest verify --records .cache/report/records.jsonl --resume $(ARGS) || [ $$? -eq 1 ]
+	$(BIN)/linattest report --records .cache/report/records.jsonl --drift .cache/report/drift.json --html linattest-report.html
+
+.cache/report/drift.json: verify/drift.py $(wildcard impls/*.py verify/operators/*.py) | .venv/.ready
+	@mkdir -p .cache/report
+	$(BIN)/linattest drift --output $@ || [ $$? -eq 1 ]
 
 # PyPI's CUDA build of torch asks for another Triton than the one pinned here, and the resolver refuses that pair
 # before it downloads either; the second attempt adds the index of CPU builds, which ask for none.

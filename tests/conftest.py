@@ -1,6 +1,5 @@
 """Policy for every test: one thread a worker, profiles for Hypothesis, poisoned allocations, a header."""
 
-import functools
 import importlib.metadata
 import os
 import platform
@@ -11,6 +10,7 @@ import torch
 from hypothesis import settings
 
 from linattest.verify import grids
+from linattest.verify.poison import poisoned
 from linattest.verify.spec import Operator
 
 # Workers of xdist share the machine's cores; torch's own threads would only contend with them.
@@ -42,39 +42,10 @@ def pytest_report_header() -> list[str]:
     ]
 
 
-def _poison(x: torch.Tensor) -> torch.Tensor:
-    """Fill with NaN, or with the largest integer: a value no right result contains."""
-    with torch.no_grad():
-        if x.dtype.is_floating_point or x.dtype.is_complex:
-            return x.fill_(float("nan"))
-        return x.fill_(True if x.dtype is torch.bool else torch.iinfo(x.dtype).max)
-
-
-def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    @functools.wraps(allocate)
-    def wrapper(*args: object, **kwargs: object) -> torch.Tensor:
-        return _poison(allocate(*args, **kwargs))
-
-    return wrapper
-
-
 @pytest.fixture(scope="session", autouse=True)
 def poisoned_allocations() -> Iterator[None]:
-    """Make a launcher's unwritten output show: what ``torch.empty`` and its kin return holds NaN.
-
-    Python's entry points are replaced, since launchers allocate through them. The switch in torch,
-    ``torch.utils.deterministic.fill_uninitialized_memory``, acts only under
-    ``torch.use_deterministic_algorithms``, which exchanges the algorithms under test for others.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in (
-            (torch, "empty"),
-            (torch, "empty_like"),
-            (torch, "empty_strided"),
-            (torch.Tensor, "new_empty"),
-            (torch.Tensor, "new_empty_strided"),
-        ):
-            patch.setattr(owner, name, _poisoned(getattr(owner, name)))
+    """Make a launcher's unwritten output show: what ``torch.empty`` and its kin return holds NaN (verify/poison.py)."""
+    with poisoned():
         assert torch.empty(1).isnan().all() and torch.ones(1).new_empty(1).isnan().all()
         yield
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from linattest.verify import registry
-from linattest.verify.campaign import default_workers
+from linattest.verify.executors import default_workers
 from linattest.verify.environment import environment
 from linattest.verify.grids import settings
 from linattest.verify.inputs import Case, Scalar, Structure, build

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+
+from linattest.verify.spec import Operator
+from linattest.verify.subject import Subject, SubjectError
 
 BACKENDS = {
     "math": SDPBackend.MATH,
@@ -12,6 +21,10 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+
+STATE = ("initial_state", "output_final_state")
+NAMED = frozenset({inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                   inspect.Parameter.KEYWORD_ONLY})  # fmt: skip
 
 
 def sdpa(
@@ -31,3 +44,186 @@ def sdpa(
         heads_first = [x.contiguous().transpose(1, 2) for x in (q, k, v)]
         o = scaled_dot_product_attention(heads_first[0], heads_first[1], heads_first[2], is_causal=True, scale=scale)
     return o.transpose(1, 2), None
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A function under test, called by our convention: ``(o, state)`` for our inputs, options and keywords."""
+
+    subject: Subject
+    operator: Operator
+    function: Callable[..., Any]
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter] | None:
+        """Their named parameters; ``None`` for a function that takes anything by position, or has no signature."""
+        try:
+            found = inspect.signature(self.function).parameters
+        except (TypeError, ValueError):
+            return None
+        return None if self._kind(found, inspect.Parameter.VAR_POSITIONAL) else found
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What ``inspect`` shows, which properties ask for optional keywords: theirs, under our names."""
+        hidden = {*self.subject.fixed, *(("chunk_size",) if self.subject.multiple > 1 else ())}
+        names = {self._source(name)[0] for name in self.parameters or {} if name not in hidden}
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Signature([inspect.Parameter(x, kind) for x in sorted(names) if x.isidentifier()])
+
+    @staticmethod
+    def _kind(parameters: Mapping[str, inspect.Parameter], kind: Any) -> bool:
+        return any(p.kind is kind for p in parameters.values())
+
+    def _source(self, theirs: str) -> tuple[str, int]:
+        """Which argument of ours feeds one of theirs, and its sign."""
+        ours = self.subject.rename.get(theirs, theirs)
+        return ours.removeprefix("-"), -1 if ours.startswith("-") else 1
+
+    def takes(self, ours: str) -> bool:
+        """Whether an argument of ours reaches the function."""
+        if ours in {x.removeprefix("-") for x in self.subject.rename.values()}:
+            return True
+        if self.parameters is None:
+            try:
+                return self._kind(inspect.signature(self.function).parameters, inspect.Parameter.VAR_KEYWORD)
+            except (TypeError, ValueError):
+                return False
+        named = self.parameters.get(ours)
+        if named is not None and named.kind in NAMED:
+            return ours not in self.subject.rename and ours not in self.subject.fixed
+        return self._kind(self.parameters, inspect.Parameter.VAR_KEYWORD) and ours not in self.subject.fixed
+
+    def check(self, inputs: list[str]) -> None:
+        """Refuse a signature that these inputs of ours do not fill.
+
+        Raises:
+            SubjectError: names what is left over on either side and proposes ``--map``.
+        """
+        if self.parameters is None:
+            return
+        unknown = sorted((set(self.subject.rename) | set(self.subject.fixed)) - set(self.parameters))
+        if unknown and not self._kind(self.parameters, inspect.Parameter.VAR_KEYWORD):
+            raise SubjectError(
+                f"{self.subject.name} has no argument {', '.join(unknown)}; it has ({', '.join(self.parameters)})"
+            )
+        optional = {option.name for option in self.operator.options} | {*STATE, "cu_seqlens"}
+        known = {x.name for x in self.operator.inputs} | optional
+        odd = sorted({self._source(x)[0] for x in self.subject.rename} - known)
+        if odd:
+            raise SubjectError(
+                f"{self.operator.name} has no argument {', '.join(odd)}; it has "
+                f"({', '.join([*dict.fromkeys(x.name for x in self.operator.inputs), *sorted(optional)])})"
+            )
+        unfed = [name for name in inputs if not self.takes(name)]
+        empty = [
+            name for name, p in self.parameters.items()
+            if p.default is p.empty and p.kind in NAMED and name not in self.subject.fixed
+            and self._source(name)[0] not in {*inputs, *optional}
+        ]  # fmt: skip
+        if not unfed and not empty:
+            return
+        free = empty or [name for name in self.parameters if self._source(name)[0] not in known]
+        proposal = " ".join(f"--map {theirs}={ours}" for theirs, ours in zip(free, unfed, strict=False))
+        raise SubjectError(
+            f"{self.subject.name}({', '.join(self.parameters)}) does not fit {self.operator.name}"
+            f"({', '.join(inputs)}): "
+            + "; ".join(
+                [f"it has no argument for {', '.join(unfed)}"] * bool(unfed)
+                + [f"nothing is passed for {', '.join(empty)}"] * bool(empty)
+            )
+            + (f". Perhaps {proposal}" if proposal else ". Name it with --map theirs=ours, or --set theirs=value")
+        )
+
+    def __call__(self, *tensors: torch.Tensor, **given: Any) -> tuple[torch.Tensor, Any]:
+        """Run it. Raises ``TypeError`` that says what came back instead of ``o`` or ``(o, state)``."""
+        required = [x.name for x in self.operator.inputs if x.when is None]
+        usual = {x.name: x.default for x in self.operator.options if x.name not in self.subject.only}
+        idle = [name for name in usual if name in given and not self.takes(name) and given[name] != usual[name]]
+        if idle:  # to ignore it would give the answer to another question
+            raise TypeError(f"{self.subject.name} has no argument {', '.join(idle)}")
+        ours: dict[str, Any] = {name: self._tensor(x) for name, x in zip(required, tensors, strict=True)}
+        for name, value in given.items():
+            tensor = isinstance(value, torch.Tensor) and any(x.name == name for x in self.operator.inputs)
+            ours[name] = self._tensor(value) if tensor else value
+        if self.subject.kind == "step":
+            ours.setdefault("output_final_state", True)
+        if "initial_state" in ours:
+            ours["initial_state"] = self._state(ours["initial_state"])
+        if isinstance(ours.get("cu_seqlens"), torch.Tensor):
+            ours["cu_seqlens"] = ours["cu_seqlens"].to(self.subject.device)
+        arguments, keywords = self._arguments(ours, required, tensors[0].shape[-1])
+        return self._returned(self.function(*arguments, **keywords), tensors[0].dtype, given)
+
+    def _arguments(self, ours: dict[str, Any], required: list[str], width: int) -> tuple[list[Any], dict[str, Any]]:
+        if self.parameters is None:
+            rest = {name: x for name, x in ours.items() if name not in required and self.takes(name)}
+            return [ours[name] for name in required], rest | dict(self.subject.fixed)
+        keywords: dict[str, Any] = {}
+        for theirs, parameter in self.parameters.items():
+            name, sign = self._source(theirs)
+            if theirs in self.subject.fixed:
+                keywords[theirs] = self.subject.fixed[theirs]
+            elif name in ours:
+                keywords[theirs] = -ours[name] if sign < 0 else ours[name]
+            elif self._derived(name) and parameter.default is not None:
+                keywords[theirs] = width**-0.5  # their default is another than ours
+        if self._kind(self.parameters, inspect.Parameter.VAR_KEYWORD):
+            used = {self._source(theirs)[0] for theirs in keywords}
+            keywords |= {name: x for name, x in ours.items() if name not in used}
+            keywords |= dict(self.subject.fixed)
+        first = [x for x, p in self.parameters.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY and x in keywords]
+        return [keywords.pop(x) for x in first], keywords
+
+    def _derived(self, name: str) -> bool:
+        return any(option.name == name and option.derived for option in self.operator.options)
+
+    def _tensor(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.transpose(1, 2) if self.subject.layout == "head-first" else x
+        return (x.contiguous() if self.subject.contiguous else x).to(self.subject.device)
+
+    def _state(self, state: Any) -> Any:
+        if isinstance(state, torch.Tensor):
+            state = state.mT if self.subject.transpose_state and state.dim() >= 4 else state
+            return (state.contiguous() if self.subject.contiguous else state).to(self.subject.device)
+        if state is None:
+            return None
+        parts = [self._state(part) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+    def _returned(self, result: Any, dtype: torch.dtype, given: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
+        o, *rest = result if isinstance(result, tuple | list) and result else (result,)
+        if not isinstance(o, torch.Tensor):
+            raise TypeError(f"{self.subject.name} returned {_described(result)}, expected o or (o, final state)")
+        if o.dtype != dtype and not self.subject.any_dtype:
+            raise TypeError(
+                f"{self.subject.name} returned o in {o.dtype} for inputs in {dtype}, expected {dtype} "
+                "(--any-dtype accepts it)"
+            )
+        state = None
+        if given.get("output_final_state") or self.subject.kind == "step":
+            state = rest[0] if len(rest) == 1 else tuple(rest) or None
+            if state is None and self.operator.states:
+                raise TypeError(f"{self.subject.name} returned {_described(result)}, expected (o, final state)")
+            state = _cpu(self._back(state))
+        o = o.transpose(1, 2) if self.subject.layout == "head-first" else o
+        return o.to("cpu", dtype), state
+
+    def _back(self, state: Any) -> Any:
+        if isinstance(state, torch.Tensor):
+            return state.mT if self.subject.transpose_state and state.dim() >= 4 else state
+        return None if state is None else tuple(self._back(part) for part in state)
+
+
+def _cpu(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    return None if state is None else tuple(_cpu(part) for part in state)
+
+
+def _described(x: Any) -> str:
+    if isinstance(x, torch.Tensor):
+        return f"a tensor {list(x.shape)}"
+    if isinstance(x, tuple | list):
+        return f"({', '.join(_described(part) for part in x)})"
+    return "None" if x is None else f"a {type(x).__name__}"

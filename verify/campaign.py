@@ -1,38 +1,46 @@
 """The only place that executes: jobs in, records out, through an executor, with what is done never lost.
 
-Jobs are independent, so any ``concurrent.futures.Executor`` will do; the default is one process a core,
-each with one thread. Records are appended to a file as they come; a resumed campaign skips the jobs whose
-records are there already and were made from the same sources.
+Jobs are independent, so any ``concurrent.futures.Executor`` will do (executors.py). They may come from an endless
+iterator: as many are under way as the executor is wide. Records are on disk as soon as their job is done; a resumed
+campaign takes from there what the same sources made, and runs the rest.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from linattest.verify import registry
-from linattest.verify.environment import environment, source_hash
+from linattest.verify.environment import Environment, environment, source_hash
 from linattest.verify.examine import examine, planned
+from linattest.verify.executors import Cluster, abandon, local_executor
+from linattest.verify.given import operator_of
 from linattest.verify.grids import Job
-from linattest.verify.records import Record, append, read
+from linattest.verify.records import LOST, Journal, Key, Record
+from linattest.verify.work import Answer, come_home, work
+
+TICK_SECONDS = 0.25
+"""How long an interruption may go unnoticed."""
 
 
 @dataclass
 class Campaign:
-    """What a campaign found so far. ``complete``: the full grid ran, so that absence says something."""
+    """What a campaign found so far. ``complete``: the full grid ran, so that absence says something.
+
+    ``interrupted``: somebody stopped it; ``stopped``: what else did (a full disk, a lost cluster), "" for nothing.
+    """
 
     records: list[Record] = field(default_factory=list)
     seconds: float = 0.0
     interrupted: bool = False
+    stopped: str = ""
     complete: bool = False
     started: float = field(default_factory=time.perf_counter)
 
@@ -64,31 +72,6 @@ class Campaign:
         return max((r.oracle_radius for r in self.records if r.oracle_radius is not None), default=None)
 
 
-@contextmanager
-def local_executor(workers: int) -> Iterator[Executor]:
-    """One process a worker, one thread each. Leaving it by an exception drops what has not started."""
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread)
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
-def _one_thread() -> None:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
-    torch.set_num_threads(1)
-
-
-def default_workers() -> int:
-    """One for each core this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run_campaign(
     jobs: Iterable[Job],
     executor: Executor,
@@ -96,86 +79,188 @@ def run_campaign(
     variants: tuple[str, ...] = (),
     bundles: Path | None = None,
     output: Path | None = None,
+    resume: bool = False,
     progress: Callable[[list[Record]], None] = lambda _: None,
     campaign: Campaign | None = None,
 ) -> Campaign:
-    """Run every job; the campaign is complete, or marked interrupted with everything done so far.
+    """Run every job; the campaign ends, or is marked interrupted or stopped with everything done so far.
 
     When a worker process dies, the jobs it took down run again in a process each; one that dies there too
     gives an ``error`` record.
+
+    Args:
+        jobs: drawn one at a time, in order, when there is room for another.
+        output: the file that gets every record; with ``resume``, what it holds of these jobs is not run again.
+
+    Raises:
+        OSError: ``output`` cannot be opened, or another campaign writes to it (``InUse``); nothing has run.
+        ValueError: ``resume``, and ``output`` is no file of records.
     """
     done = campaign or Campaign()
-
-    def keep(records: list[Record]) -> None:
-        done.records += records
-        if output is not None:
-            append(output, records)
-        progress(records)
-
-    futures: dict[Future[list[Record]], Job] = {executor.submit(examine, job, variants, bundles): job for job in jobs}
     try:
-        for future in as_completed(futures):
-            job = futures[future]
-            try:
-                keep(_result(future, lambda job=job: _retry(job, variants, bundles)))
-            except Exception as error:
-                keep([_lost(job, f"{type(error).__name__}: {error}")])
-    except KeyboardInterrupt:
-        done.interrupted = True
-        _abandon(executor)
-    done.seconds = time.perf_counter() - done.started
+        with ExitStack() as stack:
+            journal = stack.enter_context(Journal(output, unique=resume)) if output is not None else None
+            earlier = Earlier(journal.held if journal else {}, variants)
+            runner = _Runner(executor, done, variants, bundles, journal, progress)
+            with interruptions() as asked:
+                runner.run(jobs, earlier, asked)
+    finally:
+        done.seconds = time.perf_counter() - done.started
     return done
 
 
-def _abandon(executor: Executor) -> None:
-    """Stop now: what runs is not waited for, since its records are lost either way."""
-    processes = list((getattr(executor, "_processes", None) or {}).values())
-    executor.shutdown(wait=False, cancel_futures=True)
-    for process in processes:
-        process.terminate()
+@contextmanager
+def interruptions() -> Iterator[Callable[[], bool]]:
+    """Note SIGINT and SIGTERM instead of raising, so that no record is torn; a second one acts at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-def _retry(job: Job, variants: tuple[str, ...], bundles: Path | None) -> list[Record]:
-    """A job whose pool broke, in a process of its own."""
-    with local_executor(1) as executor:
-        return _result(executor.submit(examine, job, variants, bundles), lambda: [_lost(job, "its process died")])
+    def note(*_: object) -> None:
+        asked.set()
+        restore()
 
-
-def _result(future: Future[list[Record]], broken: Callable[[], list[Record]]) -> list[Record]:
+    for number in before:
+        signal.signal(number, note)
     try:
-        return future.result()
-    except BrokenProcessPool:
-        return broken()
+        yield asked.is_set
+    finally:
+        restore()
+
+
+# --- what an earlier run left ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The records of an earlier run, by key: a job is done when every record it would make is there."""
+
+    records: Mapping[Key, Record]
+    variants: tuple[str, ...] = ()
+
+    def of(self, job: Job) -> list[Record] | None:
+        """The job's records, ``None`` where it must run: one is missing, an error, or made in another environment."""
+        if not self.records:
+            return None
+        operator = registry.operator(job.case.operator) if job.subject is None else operator_of(job.subject)
+        found = [
+            self.records.get((job.case.key, variant.name, direction, tried.name if tried else ""))
+            for variant, direction, tried in planned(operator, job.case, self.variants, job.properties)
+        ]
+        good = [r for r in found if r is not None and r.status != "error" and same_environment(r.environment)]
+        return good if len(good) == len(found) else None
+
+
+def same_environment(made_in: Environment | None) -> bool:
+    """Whether a record of that environment would be the same if it were made now."""
+    now = environment()
+    names = ("torch", "triton", "numpy", "mpmath", "flint", "device")
+    return (
+        made_in is not None
+        and made_in.source_hash == source_hash()
+        and all(getattr(made_in, name) == getattr(now, name) for name in names)
+    )
+
+
+# --- all of them -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Runner:
+    """A campaign under way. ``waiting`` has the jobs under way, and the processes of those on their second attempt."""
+
+    executor: Executor
+    done: Campaign
+    variants: tuple[str, ...]
+    bundles: Path | None
+    journal: Journal | None
+    progress: Callable[[list[Record]], None]
+    waiting: dict[Future[Answer], tuple[Job, ExitStack | None]] = field(default_factory=dict)
+
+    def run(self, jobs: Iterable[Job], earlier: Earlier, asked: Callable[[], bool]) -> None:
+        """Until no job is left, or something stops it."""
+        source = iter(jobs)
+        try:
+            while not asked() and not self.done.stopped:
+                self._fill(source, earlier)
+                if not self.waiting:
+                    return
+                finished, _ = wait(self.waiting, TICK_SECONDS, FIRST_COMPLETED)
+                for future in finished:
+                    self._collect(future)
+                if isinstance(self.executor, Cluster):
+                    self.done.stopped = self.done.stopped or self.executor.trouble()
+            self.done.interrupted = asked()
+        except KeyboardInterrupt:
+            self.done.interrupted = True
+        if self.done.interrupted or self.done.stopped:
+            self._abandon()
+
+    def _fill(self, source: Iterator[Job], earlier: Earlier) -> None:
+        while len(self.waiting) < getattr(self.executor, "width", float("inf")):
+            job = next(source, None)
+            if job is None:
+                return
+            if (records := earlier.of(job)) is None:
+                self._submit(job, self.executor)
+            elif records:
+                self.done.records += records
+                self.progress(records)
+
+    def _submit(self, job: Job, executor: Executor, alone: ExitStack | None = None) -> None:
+        sources = source_hash() if isinstance(executor, Cluster) else None
+        try:
+            future = executor.submit(work, examine, job, self.variants, self.bundles is not None, sources)
+        except BrokenProcessPool as error:
+            future = Future[Answer]()
+            future.set_exception(error)
+        self.waiting[future] = (job, alone)
+
+    def _collect(self, future: Future[Answer]) -> None:
+        job, alone = self.waiting.pop(future)
+        if alone is not None:
+            alone.close()
+        try:
+            answer = future.result()
+        except BrokenProcessPool:
+            if alone is None:
+                alone = ExitStack()
+                self._submit(job, alone.enter_context(local_executor(1)), alone)
+                return
+            answer = Answer([_lost(job, "its process died")])
+        except CancelledError:
+            self.done.stopped = self.done.stopped or "the cluster gave up its jobs: is the scheduler still there?"
+            return
+        except Exception as error:
+            answer = Answer([_lost(job, f"{type(error).__name__}: {error}")])
+        self._keep(come_home(answer, self.bundles))
+
+    def _keep(self, records: list[Record]) -> None:
+        if not records:
+            return
+        self.done.records += records
+        if self.journal is not None:
+            try:
+                self.journal.append(records)
+            except OSError as error:
+                self.done.stopped = f"cannot write records: {error}"
+        self.progress(records)
+
+    def _abandon(self) -> None:
+        for _, alone in self.waiting.values():
+            if alone is not None:
+                alone.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+        abandon(self.executor)
 
 
 def _lost(job: Job, why: str) -> Record:
     return Record(
-        case=job.case, variant="*", direction="forward", what="harness", status="error", ratio=None,
+        case=job.case, variant=LOST, direction="forward", what="harness", status="error", ratio=None,
         message=why, environment=environment(),
     )  # fmt: skip
-
-
-def resume(output: Path, jobs: list[Job], variants: tuple[str, ...] = ()) -> tuple[Campaign, list[Job]]:
-    """The records of an earlier run with the same sources, and the jobs that remain.
-
-    A job is done when every record it would make is there and none is an error; otherwise it runs again whole.
-    """
-    campaign, left = Campaign(), list[Job]()
-    found = {r.key: r for r in (read(output) if output.exists() else ()) if _fresh(r)}
-    for job in jobs:
-        keys = [
-            (job.case.key, variant.name, direction, tried.name if tried else "")
-            for variant, direction, tried in planned(
-                registry.operator(job.case.operator), job.case, variants, job.properties
-            )
-        ]
-        records = [found[key] for key in keys if key in found]
-        if len(records) == len(keys) and not any(r.status == "error" for r in records):
-            campaign.records += records
-        else:
-            left.append(job)
-    return campaign, left
-
-
-def _fresh(record: Record) -> bool:
-    return record.environment is not None and record.environment.source_hash == source_hash()

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from linattest.verify import gradients, registry
 from linattest.verify.environment import environment
+from linattest.verify.given import batch_of, operator_of
 from linattest.verify.grids import Job
 from linattest.verify.inputs import Batch, Case, build, lay_out, resolve_options
 from linattest.verify.measure import Verdict, Wanted, compare, compare_number, rounding
@@ -23,6 +25,7 @@ from linattest.verify.probe import Finding, Probe
 from linattest.verify.records import Direction, Record, Status, finite, load_bundle, save_bundle
 from linattest.verify.sensitivity import Sensitivity, sensitivity
 from linattest.verify.spec import Operator, Property, Variant
+from linattest.verify.subject import Subject, SubjectError
 from linattest.verify.subjects import Outcome, resolve, run
 from linattest.verify.tolerance import THRESHOLD, accumulation, smallest_subnormal, unit_roundoff
 
@@ -38,6 +41,7 @@ class Examination:
 
     operator: Operator
     batch: Batch
+    subject: Subject | None = None
 
     @cached_property
     def sensitivity(self) -> Sensitivity:
@@ -121,9 +125,17 @@ def examine(job: Job, variants: tuple[str, ...] = (), bundles: Path | None = Non
 
     A variant that raises gives a record of status ``error``; nothing else is lost.
     """
-    operator = registry.operator(job.case.operator)
-    examination = Examination(operator, build(operator, job.case))
-    return list(_records(examination, variants, job.properties, bundles))
+    return list(judged(job, variants, bundles))
+
+
+def judged(job: Job, variants: tuple[str, ...] = (), bundles: Path | None = None) -> Iterator[Record]:
+    """The records of `examine` one at a time, each computed when it is asked for: for who stops at a failure."""
+    operator = registry.operator(job.case.operator) if job.subject is None else operator_of(job.subject)
+    batch = build(operator, job.case) if job.subject is None else batch_of(job.subject, job.case)
+    examination = Examination(operator, batch, job.subject)
+    for variant, direction, tried in planned(operator, job.case, variants, job.properties):
+        record = _judge(examination, variant, direction) if tried is None else _property(examination, variant, tried)
+        yield _file(record, examination, bundles)
 
 
 def replay(path: Path) -> list[Record]:
@@ -134,28 +146,20 @@ def replay(path: Path) -> list[Record]:
     """
     bundle, tensors = load_bundle(path)
     try:
-        operator = registry.operator(bundle.case.operator)
+        operator = registry.operator(bundle.case.operator) if bundle.subject is None else operator_of(bundle.subject)
         variant = operator.variant(bundle.variant)
-    except KeyError as error:
+    except (KeyError, SubjectError) as error:
         raise ValueError(f"{path}: {error.args[0]}") from error
     case = bundle.case
     cu_seqlens = build(operator, case).cu_seqlens
     options = resolve_options(operator, case.options)
     inputs = {x.name: lay_out(tensors["input"][x.name], case.structure.layout) for x in operator.inputs_of(options)}
     batch = Batch(case, inputs, tensors["initial"] or None, options, tensors["cotangent"], cu_seqlens)
-    examination = Examination(operator, batch)
+    examination = Examination(operator, batch, bundle.subject)
     if bundle.direction == "property":
         chosen = [p for p in registry.properties(operator) if p.name == bundle.what]
         return [_property(examination, variant, p) for p in chosen]
     return [_judge(examination, variant, bundle.direction)]
-
-
-def _records(
-    examination: Examination, names: tuple[str, ...], properties: bool, bundles: Path | None
-) -> Iterator[Record]:
-    for variant, direction, tried in planned(examination.operator, examination.batch.case, names, properties):
-        record = _judge(examination, variant, direction) if tried is None else _property(examination, variant, tried)
-        yield _file(record, examination, bundles)
 
 
 def planned(
@@ -187,25 +191,30 @@ def _file(record: Record, examination: Examination, bundles: Path | None) -> Rec
     if not record.failed or bundles is None:
         return record
     try:
-        path = save_bundle(bundles, record, examination.batch)
+        path = save_bundle(bundles, record, examination.batch, examination.subject)
     except OSError as error:  # the failure matters more than its bundle
         return msgspec.structs.replace(record, replay=f"(no bundle: {error})")
-    return msgspec.structs.replace(record, replay=f"linattest verify --replay {shlex.quote(str(path))}")
+    command = "verify" if examination.subject is None else "check"
+    return msgspec.structs.replace(record, replay=f"linattest {command} --replay {shlex.quote(str(path))}")
 
 
 def _judge(examination: Examination, variant: Variant, direction: Direction) -> Record:
     start = time.perf_counter()
     try:
         outcome = run(examination.operator, variant, examination.batch.copy(), backward=direction == "gradient")
-        check = _forward if direction == "forward" else _gradient
-        verdicts = list(check(examination, variant, outcome))
+        found = verdicts(examination, variant, direction, outcome)
     except Exception as error:
         return _error(examination, variant, direction, direction, error)
-    worst = max(verdicts, key=lambda v: v.ratio)
+    worst = max(found, key=lambda v: v.ratio)
     message = worst.message()
     if direction == "gradient" and not examination.certificates:
         message += " (wanted is the float64 reference's gradient, which is not certified at this size)"
-    return _record(examination, variant, direction, worst.name, {v.name: v.ratio for v in verdicts}, message, start)
+    return _record(examination, variant, direction, worst.name, {v.name: v.ratio for v in found}, message, start)
+
+
+def verdicts(examination: Examination, variant: Variant, direction: Direction, outcome: Outcome) -> list[Verdict]:
+    """What a variant returned, judged: every output, or every gradient (elementwise and along directions)."""
+    return list((_forward if direction == "forward" else _gradient)(examination, variant, outcome))
 
 
 def _forward(examination: Examination, variant: Variant, outcome: Outcome) -> Iterator[Verdict]:
@@ -235,6 +244,8 @@ def _gradient(examination: Examination, variant: Variant, outcome: Outcome) -> I
         yield compare_number(
             f"reference d {direction.name}", reference, exact, gradients.TRUNCATION, unavoidable * scale
         )
+        if np.any(np.abs(sensitive.values[name]) > torch.finfo(outcome[name].dtype).max):
+            continue  # infinity is the right answer there, as the elementwise comparison knows; it has no sum
         got = outcome[name].double().numpy()
         free = rounding(sensitive.values[name], examination.dtype_of(name)) + examination.staged(name, variant)
         free_sum = float(np.sum(free * np.abs(direction.array)))

@@ -16,6 +16,7 @@ import msgspec
 
 from linattest.verify.inputs import Case, Scalar, Structure, resolve_options
 from linattest.verify.spec import DTYPES, Operator
+from linattest.verify.subject import Subject
 
 STRUCTURES = (
     Structure(T=0, K=16, V=7, B=2, initial_state=True),
@@ -67,10 +68,11 @@ GRADIENT_WORK = 1 << 20
 
 @dataclass(frozen=True)
 class Job:
-    """A case, and whether its properties are tried too."""
+    """A case, and whether its properties are tried too; ``subject``: with this function instead of our variants."""
 
     case: Case
     properties: bool = False
+    subject: Subject | None = None
 
     @property
     def work(self) -> float:
@@ -112,21 +114,26 @@ def grid(operator: Operator, *, quick: bool = False, full: bool = False, seed: i
     turns = _Turns(operator, seed, dtypes, every=quick or full, jobs=[])
     rng = random.Random(f"{operator.name} {seed}")
     start = rng.randrange(len(dtypes))
+
+    def place(i: int) -> int:
+        """Which dtype has turn i: another one each lap, or options of the same period would meet one dtype only."""
+        return start + i + i // len(dtypes)
+
     chosen = QUICK if quick else STRUCTURES if full else cover(STRUCTURES, rng)
     for i, structure in enumerate(chosen):
-        turns.add(structure, i, at=start + i)
+        turns.add(structure, i, at=place(i))
     for i, structure in enumerate(PROPERTY[:1] if quick else PROPERTY):
         turns.add(structure, i, family="random", properties=True, at=PROPERTY_DTYPES[i])
     turns.every = full
     for i, options in enumerate(settings(operator)):
-        turns.add(CERTIFIED, operator.grid.index(_of(operator, options)), family="random", at=start + i)
+        turns.add(CERTIFIED, operator.grid.index(_of(operator, options)), family="random", at=place(i))
     if quick:
         turns.add(FAMILY, 0, family=operator.families[-1])
         return sorted(turns.jobs, key=lambda job: -job.work)
     for i, family in enumerate(operator.families):
-        turns.add(FAMILY, i, family=family, at=start + i)
+        turns.add(FAMILY, i, family=family, at=place(i))
     for turn in range(1, len(operator.grid)):
-        turns.add(OPTION, turn, family="random", properties=full and turn == 1, at=start + turn)
+        turns.add(OPTION, turn, family="random", properties=full and turn == 1, at=place(turn))
     return sorted(turns.jobs, key=lambda job: -job.work)
 
 

@@ -5,8 +5,12 @@ JSON is strict: an infinite ratio is written as ``null`` with the status telling
 
 from __future__ import annotations
 
+import fcntl
+import io
 import math
-from collections.abc import Iterator
+import os
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +21,18 @@ from safetensors.torch import save_file
 
 from linattest.verify.environment import Environment, environment
 from linattest.verify.inputs import Batch, Case
+from linattest.verify.subject import Subject
 
 SCHEMA = 1
 
 Status = Literal["pass", "fail", "error", "known"]
 Direction = Literal["forward", "gradient", "property"]
+
+Key = tuple[str, str, str, str]
+"""Case, variant, direction and property."""
+
+LOST = "*"
+"""The variant of a record that says that a whole job came to nothing."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +70,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in ("fail", "error")
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> Key:
         """What a resumed campaign recognises it by."""
         return (self.case.key, self.variant, self.direction, self.what if self.direction == "property" else "")
+
+
+def canonical(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """What was found, in a fixed order and without what differs from run to run: times, environments, places."""
+    found = sorted(records, key=lambda record: record.key)
+    passing = ("seconds", "environment", "replay")
+    return [{k: v for k, v in msgspec.to_builtins(record).items() if k not in passing} for record in found]
 
 
 def finite(x: float) -> float | None:
@@ -69,14 +87,112 @@ def finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
 
+class InUse(OSError):
+    """Another campaign writes to the file."""
+
+
+class Journal:
+    """A JSON-lines file of records, written by one campaign at a time: every append is on disk when it returns.
+
+    Opening it locks it, and drops a last line that an interruption cut short. A ``unique`` one reads what it
+    holds (``held``, by key) and keeps one record a key, the last: superseded ones go when it is closed.
+
+    Raises:
+        InUse: another campaign has it open.
+        OSError: it cannot be made or written.
+        ValueError: ``unique``, and a line is no record of this schema.
+    """
+
+    def __init__(self, path: Path, *, unique: bool = False) -> None:
+        self._path = path.resolve()
+        self._file = _locked(self._path)
+        self._superseded = False
+        self.held: dict[Key, Record] = {}
+        try:
+            self._mend()
+            for record in read(self._path) if unique else ():
+                self._hold(record)
+        except BaseException:
+            self._file.close()
+            raise
+        self._unique = unique
+
+    def append(self, records: list[Record]) -> None:
+        """Add records, whole lines at a time: where the disk has no room for all of them, none is added."""
+        end = os.fstat(self._file.fileno()).st_size
+        left = memoryview(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.truncate(end)
+            raise
+        if self._unique:
+            for record in records:
+                self._hold(record)
+
+    def close(self) -> None:
+        """Let go of it; a unique one that holds superseded records is written anew without them."""
+        try:
+            if self._superseded:
+                self._compact()
+        finally:
+            self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _hold(self, record: Record) -> None:
+        """The record takes the place of one of its key, and of the note that its case was lost."""
+        lost = (record.case.key, LOST, "forward", "")
+        for key in self.held.keys() & {record.key, lost}:
+            del self.held[key]
+            self._superseded = True
+        self.held[record.key] = record
+
+    def _mend(self) -> None:
+        text = self._path.read_bytes()
+        if text and not text.endswith(b"\n"):
+            self._file.truncate(text.rfind(b"\n") + 1)
+
+    def _compact(self) -> None:
+        """In one step, under a lock all the time: whoever opens the file finds all of it, or is refused."""
+        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with fresh.open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(b"".join(msgspec.json.encode(record) + b"\n" for record in self.held.values()))
+            file.flush()
+            os.fsync(file.fileno())
+            fresh.replace(self._path)
+
+
+def _locked(path: Path) -> io.FileIO:
+    """The file, open for appending and locked; the lock ends with the process."""
+    while True:
+        file = io.FileIO(path, "a")
+        try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(f"{path} is no regular file")
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BlockingIOError as error:
+            file.close()
+            raise InUse(f"another campaign is writing to {path}: wait for it, or name another file") from error
+        except OSError:
+            file.close()
+            raise
+        file.close()  # it was replaced between opening and locking
+
+
 def append(path: Path, records: list[Record]) -> None:
-    """Add records to a JSON-lines file, whole lines at a time."""
+    """Add records to a JSON-lines file, which is made with its folder if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.read_bytes().endswith(b"\n"):
-        whole, _, _ = path.read_bytes().rpartition(b"\n")  # an interruption cut the last line short
-        path.write_bytes(whole + b"\n" if whole else b"")
-    with path.open("ab") as file:
-        file.write(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+    with Journal(path) as journal:
+        journal.append(records)
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -107,10 +223,11 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     message: str
     environment: Environment
+    subject: Subject | None = None
 
 
-def save_bundle(folder: Path, record: Record, batch: Batch) -> Path:
-    """Write inputs, state, cotangents and the record's identity to one safetensors file."""
+def save_bundle(folder: Path, record: Record, batch: Batch, subject: Subject | None = None) -> Path:
+    """Write inputs, state, cotangents, the record's identity and the function under test to one safetensors file."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"input.{name}": x for name, x in batch.tensors.items()}
     tensors |= {f"initial.{name}": x for name, x in (batch.state or {}).items()}
@@ -118,7 +235,7 @@ def save_bundle(folder: Path, record: Record, batch: Batch) -> Path:
     dense = {name: x.detach().contiguous().clone() for name, x in tensors.items()}
     bundle = Bundle(
         case=record.case, variant=record.variant, direction=record.direction, what=record.what,
-        message=record.message, environment=environment(),
+        message=record.message, environment=environment(), subject=subject,
     )  # fmt: skip
     what = record.what.replace(":", "-").replace(" ", "-").replace("/", "-")
     name = f"{record.case.operator}-{record.variant}-{record.case.dtype}-{record.direction}-{what}-{record.case.key}"

@@ -15,8 +15,12 @@ from linattest.verify.operators import (
     softmax,
     vla,
 )
+from linattest.verify.properties.handover import HANDOVER
 from linattest.verify.properties.machine import MACHINE
+from linattest.verify.properties.memory import MEMORY
 from linattest.verify.properties.metamorphic import METAMORPHIC
+from linattest.verify.properties.scaling import SCALING
+from linattest.verify.properties.symmetry import BASIS, COMPANY
 from linattest.verify.spec import Operator, Property
 
 OPERATORS: tuple[Operator, ...] = (
@@ -32,6 +36,9 @@ OPERATORS: tuple[Operator, ...] = (
     ccq.OPERATOR,
     log_linear.OPERATOR,
 )
+
+GENERAL: tuple[Property, ...] = (*METAMORPHIC, SCALING, BASIS, COMPANY, *HANDOVER, *MEMORY, *MACHINE)
+"""Properties that are tried on every operator."""
 
 BY_NAME: dict[str, Operator] = {operator.name: operator for operator in OPERATORS}
 
@@ -50,4 +57,4 @@ def operator(name: str) -> Operator:
 
 def properties(of: Operator) -> tuple[Property, ...]:
     """The properties tried on an operator: the general ones and those of its page."""
-    return (*METAMORPHIC, *MACHINE, *of.properties)
+    return (*GENERAL, *of.properties)

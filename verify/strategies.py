@@ -1,11 +1,15 @@
 """Hypothesis strategies for cases: they draw structure, family, options and a seed, never elements.
 
-So a failing case shrinks to a small structure and prints as one line. This module alone needs Hypothesis
-(the ``test`` extra); nothing in the harness imports it.
+So a failing case shrinks to a small structure and prints as one line: every draw is labelled, and what it shrinks to
+(few tokens, narrow, one row and head, no state, contiguous, float64, ordinary values, seed 0) comes first in it.
+A case worth keeping is a line of a file (``Saved``), which a test replays.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 from hypothesis import strategies as st
 
 from linattest.verify.grids import fits, groups, ungroup
@@ -91,3 +95,32 @@ def cases(
         options=options,
         gradient=draw(st.booleans(), label="gradient"),
     )
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A case that failed once, or that is on an edge, and what is remarkable about it: a line of a JSON-lines file."""
+
+    why: str
+    case: Case
+
+    def line(self) -> str:
+        """The line, without its end."""
+        return msgspec.json.encode(self).decode()
+
+
+def read_saved(path: Path) -> list[Saved]:
+    """The saved cases of a JSON-lines file, in order.
+
+    Raises:
+        ValueError: a line that is no saved case, or one that is there twice; the message names file and line.
+    """
+    found: list[Saved] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            saved = msgspec.json.decode(line, type=Saved)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path}:{number}: {error}, expected a saved case (verify/strategies.py)") from error
+        if saved.case in [earlier.case for earlier in found]:
+            raise ValueError(f"{path}:{number}: this case is in the file already: {saved.case.describe()}")
+        found.append(saved)
+    return found

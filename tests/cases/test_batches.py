@@ -7,8 +7,10 @@ import inspect
 import msgspec
 import pytest
 import torch
+from hypothesis import settings
 
 from linattest.verify.inputs import Batch
+from linattest.verify.properties.pieces import tokens, unpacked
 from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import resolve, run
 
@@ -84,3 +86,17 @@ def test_more_tokens_than_a_launch_grid_has(operator, variant, uniform, same_bit
     """T = 65537, gates 0: o_t = t at every token, the last included (exact in float32)."""
     batch = uniform(operator, T=65537, K=2, V=1, options={"scale": 1.0})
     same_bits(run(operator, variant, batch)["o"].flatten(), torch.arange(1.0, 65538.0), "o")
+
+
+@CHUNKED
+@pytest.mark.where(keep=lambda operator, variant: "packed" in variant.supports)
+@pytest.mark.skipif(settings().max_examples < 100, reason="a minute an operator: LINATTEST_PROFILE=nightly")
+@pytest.mark.timeout(1800)
+def test_more_packed_sequences_than_a_launch_grid_has(operator, variant, make, same_bits):
+    """65 537 sequences of one token: each sampled row equals the token alone."""
+    N = 65537
+    batch = make(operator, T=N, K=2, V=2, cu_seqlens=tuple(range(N + 1)))
+    o = run(operator, variant, batch)["o"]
+    for n in (0, 1, 65535, 65536):
+        alone = run(operator, variant, unpacked(tokens(batch, n, n + 1)))["o"]
+        same_bits(o[:, n : n + 1], alone, f"sequence {n}")

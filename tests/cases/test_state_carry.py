@@ -6,13 +6,13 @@ States are handed on as each operator returns them, a cache of keys and values i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 import torch
 
 from linattest.verify.inputs import Batch, Scalar, resolve_options
+from linattest.verify.poison import poisoned
 from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import Tensors, keywords, name_state, resolve, run, spread
 
@@ -122,19 +122,9 @@ def test_a_fresh_token_reads_no_stale_memory(operator, variant, setting, make, s
     batch = make(operator, T=1, K=4, V=3, H=2, options=setting)
     clean = run(operator, variant, batch, backward=True)
     assert all(bool(x.isfinite().all()) for x in clean.values.values())
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-            patch.setattr(owner, name, filled(getattr(owner, name), poison))
+    with poisoned(poison):
         for name, x in run(operator, variant, batch, backward=True).values.items():
             same_bits(x, clean[name], name)
-
-
-def filled(allocate: Callable[..., torch.Tensor], poison: float) -> Callable[..., torch.Tensor]:
-    def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
-        x = allocate(*args, **kwargs)
-        return x.detach().fill_(poison) if x.is_floating_point() else x
-
-    return wrapper
 
 
 @pytest.mark.where(keep=lambda operator, variant: "packed" in variant.supports and variant.kind == "sequence")

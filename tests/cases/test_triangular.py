@@ -7,6 +7,7 @@ final memory is (I + L)^{-1} itself.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import mpmath
@@ -14,18 +15,23 @@ import numpy as np
 import pytest
 import torch
 
-from linattest.verify.inputs import Batch
+from linattest.verify.inputs import Batch, resolve_options
 from linattest.verify.spec import Operator
 from linattest.verify.subjects import run
 from linattest.verify.tolerance import TORCH_DTYPES, unit_roundoff
+from linattest.verify.values import KEYS
 
 ERASES = pytest.mark.where(keep=lambda operator, variant: {"erase", "write"} <= {x.name for x in operator.inputs_of()})
-CORRECTS = pytest.mark.where(
-    keep=lambda operator, variant: (
-        bool({"beta", "erase", "u"} & {x.name for x in operator.inputs_of()})
-        and "v" in {x.name for x in operator.inputs_of()}
-    )
-)
+
+
+def corrects(operator: Operator, options: Mapping[str, object]) -> bool:
+    """Whether a write takes away what was stored under its key."""
+    names = {x.name for x in operator.inputs_of(options)}
+    return "v" in names and bool({"beta", "erase", "u"} & names)
+
+
+CORRECTS = pytest.mark.under(keep=corrects)
+WHOLLY = pytest.mark.under(keep=lambda operator, options: options.get("gain", "unit") == "unit")
 
 
 def inverting(uniform, operator: Operator, L: torch.Tensor, dtype: str) -> Batch:
@@ -73,25 +79,29 @@ def test_a_random_triangle_is_inverted_as_well_as_its_condition_allows(operator,
 
 
 @CORRECTS
+@WHOLLY
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_distinct_unit_vectors_need_no_inverse(operator, variant, uniform, same_bits, dtype):
-    """Keys e_0, e_1, ...: the inverse is exactly I, and the memory holds the values themselves."""
-    n = 40
-    options = {"normalizer": False} if any(o.name == "normalizer" for o in operator.options) else {"scale": 1.0}
-    batch = uniform(operator, T=n, K=n, V=3, dtype=dtype, options=options, fill={"q": 1.0})
+def test_distinct_unit_vectors_need_no_inverse(operator, variant, setting, uniform, same_bits, dtype):
+    """Keys e_0, e_1, ...: the inverse is exactly I; the memory (of levels, their sum) holds the values themselves."""
+    n, resolved = 40, resolve_options(operator, setting)
+    one = {"normalizer": False} if "normalizer" in resolved else {"scale": 1.0}
+    inputs = operator.inputs_of(resolved)
+    fill = {"q": 1.0} | {x.name: 0.0 for x in inputs if x.domain == "rate"}  # such keys vary: leave queries alone
+    batch = uniform(operator, T=n, K=n, V=3, dtype=dtype, options={**setting, **one}, fill=fill)
     values = torch.randint(-9, 9, (1, n, 1, 3), generator=torch.Generator().manual_seed(1)).to(TORCH_DTYPES[dtype])
     eye = torch.eye(n).view(1, n, 1, n)
-    for name in batch.tensors.keys() - {"q", "v", "beta", "g"}:
-        batch.tensors[name].copy_(eye)
+    for x in (x for x in inputs if x.shape.endswith(" K") and x.domain != "log_gate" and x.name != "q"):
+        batch.tensors[x.name].copy_(eye)
     batch.tensors["v"].copy_(values)
     outcome = run(operator, variant, batch)
-    same_bits(outcome["state.S"][0, 0], values[0, :, 0].float(), "memory")
+    memory = outcome["state.S"].sum(1) if "state.position" in outcome.values else outcome["state.S"]
+    same_bits(memory[0, 0], values[0, :, 0].float(), "memory")
     same_bits(outcome["o"], values.double().cumsum(1).to(values.dtype), "o")
 
 
 @CORRECTS
-def test_keys_far_from_unit_length_are_graded_by_condition(operator, make, judge):
-    """float16 keys of length 8: every result is right to its condition, or beyond the range and not finite."""
-    batch = make(operator, T=24, K=16, V=4, dtype="float16")
-    keys = {x.name for x in operator.inputs_of(batch.options) if x.domain in {"unit", "feature", "direction"}} - {"q"}
+def test_keys_far_from_unit_length_are_graded_by_condition(operator, setting, make, judge):
+    """float16 keys of length 2 to 8: every result is right to its condition, or beyond the range and not finite."""
+    batch = make(operator, T=24, K=16, V=4, dtype="float16", options=setting)
+    keys = {x.name for x in operator.inputs_of(batch.options) if x.domain in KEYS} - {"q"}
     judge(operator, batch.with_(tensors={k: x * 2 if k in keys else x for k, x in batch.tensors.items()}))

@@ -32,8 +32,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     f"{HARNESS}.tolerance": (f"{HARNESS}.spec", f"{HARNESS}.numbers"),
     OPERATORS: tuple(f"{HARNESS}.{module}" for module in PAGE_IMPORTS),
     HARNESS: (HARNESS, "linattest.__version__"),
-    f"{HARNESS}.claims": (HARNESS, "linattest.impls", "linattest.kernels"),  # it trains models
-    f"{HARNESS}.cli": (HARNESS, "linattest.proofs_checks", "linattest.__version__"),
+    f"{HARNESS}.claims": (HARNESS, "linattest.impls", "linattest.kernels", "linattest.proofs_checks"),
+    f"{HARNESS}.cli": (HARNESS, "linattest.__version__"),
+    f"{HARNESS}.commands.prove": (HARNESS, "linattest.proofs_checks"),
     "linattest.proofs_checks": ("linattest",),
     "benchmarks": ("linattest", "benchmarks"),
     "tests": ("linattest", "benchmarks"),

@@ -1,6 +1,7 @@
 """Nothing a campaign found is lost: records, resumption, deaths, interruptions, strict JSON."""
 
 import dataclasses
+import errno
 import json
 import multiprocessing
 import os
@@ -17,11 +18,13 @@ import torch
 from linattest.impls import linear
 from linattest.verify import campaign as campaigns
 from linattest.verify import registry
-from linattest.verify.campaign import Campaign, resume, run_campaign
+from linattest.verify.campaign import Campaign, run_campaign
+from linattest.verify.commands.common import status_of
+from linattest.verify.environment import environment
 from linattest.verify.examine import examine
 from linattest.verify.grids import Job
 from linattest.verify.inputs import Case, Structure
-from linattest.verify.records import Record, append, read
+from linattest.verify.records import Journal, Key, Record, append, canonical, read
 from linattest.verify.report.terminal import to_json
 
 ROOT = Path(__file__).parents[2]
@@ -65,8 +68,11 @@ def job(seed: int = 0, **sizes: Any) -> Job:
     return Job(Case(operator="linear", structure=Structure(**knobs), seed=seed, gradient=False))
 
 
+@dataclasses.dataclass
 class Inline(Executor):
     """Runs a job when it is submitted, in this process."""
+
+    width: float = float("inf")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -82,75 +88,75 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[..., R
     yield lambda function: monkeypatch.setitem(registry.BY_NAME, "linear", planted(function)["linear"])
 
 
-# --- records ---------------------------------------------------------------------------------------------------
-
-
-def test_records_come_back_as_they_were_written(tmp_path: Path):
-    records = examine(job()) + examine(job(1, initial_state=True, cu_seqlens=(0, 1, 3)))
-    awkward = msgspec.structs.replace(records[0], ratio=None, ratios={"o": None}, message="line\nbreak, \u2028, é")
-    append(tmp_path / "deep" / "records.jsonl", records)
-    append(tmp_path / "deep" / "records.jsonl", [awkward])
-    assert list(read(tmp_path / "deep" / "records.jsonl")) == [*records, awkward]
-
-
-@pytest.mark.parametrize("cut", [1, 2, 50, -1])
-def test_last_line_cut_short_is_passed_over(tmp_path: Path, cut: int):
-    path, records = tmp_path / "records.jsonl", examine(job())
-    append(path, records)
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole.split(b"\n")[0][:cut])
-    assert list(read(path)) == records
-
-
-def test_records_after_a_line_cut_short_are_kept(tmp_path: Path):
-    """A resumed campaign goes on in the same file."""
-    path, records = tmp_path / "records.jsonl", examine(job())
-    append(path, records)
-    path.write_bytes(path.read_bytes()[:-20])
-    append(path, records)
-    assert list(read(path)) == [*records[:-1], *records]
-
-
-def test_damaged_line_before_the_last_is_an_error_that_names_it(tmp_path: Path):
-    path, records = tmp_path / "records.jsonl", examine(job())
-    append(path, records)
-    lines = path.read_bytes().split(b"\n")
-    path.write_bytes(b"\n".join([lines[0], lines[1][:30], *lines[2:]]))
-    with pytest.raises(ValueError, match="records.jsonl, line 2"):
-        list(read(path))
-
-
 # --- resumption -------------------------------------------------------------------------------------------------
 
 
+def keys_of(records: list[Record]) -> list[Key]:
+    return sorted(record.key for record in records)
+
+
+@dataclasses.dataclass
+class Counting(Inline):
+    """How many jobs were run."""
+
+    submitted: int = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.submitted += 1
+        return super().submit(fn, *args, **kwargs)
+
+
 def test_resumed_campaign_skips_what_is_done(tmp_path: Path):
-    path, jobs = tmp_path / "records.jsonl", [job(seed) for seed in range(3)]
+    path, jobs, counting = tmp_path / "records.jsonl", [job(seed) for seed in range(3)], Counting()
     first = run_campaign(jobs[:2], Inline(), output=path)
-    campaign, left = resume(path, jobs)
-    assert left == jobs[2:]
-    assert sorted(campaign.records, key=lambda r: r.key) == sorted(first.records, key=lambda r: r.key)
-    assert resume(tmp_path / "none.jsonl", jobs)[1] == jobs
+    shown: list[Record] = []
+    whole = run_campaign(jobs, counting, output=path, resume=True, progress=shown.extend)
+    assert counting.submitted == 1 and len(whole.records) == 9
+    assert shown == whole.records and whole.records[:6] == first.records
+    assert canonical(read(path)) == canonical(whole.records) == canonical(run_campaign(jobs, Inline()).records)
 
 
-def test_changed_source_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path, jobs = tmp_path / "records.jsonl", [job()]
-    run_campaign(jobs, Inline(), output=path)
-    monkeypatch.setattr(campaigns, "source_hash", lambda: "another")
-    campaign, left = resume(path, jobs)
-    assert left == jobs and not campaign.records
+def test_resumption_with_other_options_runs_what_is_absent(tmp_path: Path):
+    path = tmp_path / "records.jsonl"
+    run_campaign([job()], Inline(), variants=("chunk",), output=path)
+    for jobs, variants, runs, records in (
+        ([job()], ("chunk",), 0, 1),
+        ([job(1)], ("chunk",), 1, 1),
+        ([job()], ("chunk", "step"), 1, 2),
+        ([job()], ("step",), 0, 1),
+        ([job()], (), 1, 3),
+    ):
+        counting = Counting()
+        campaign = run_campaign(jobs, counting, variants=variants, output=path, resume=True)
+        assert (counting.submitted, len(campaign.records)) == (runs, records)
+    kept = list(read(path))
+    assert len(kept) == len(set(keys_of(kept))) == 4
+
+
+@pytest.mark.parametrize("change", [{"source_hash": "another"}, {"torch": "1.0"}, {"device": "cuda"}])
+def test_records_of_another_environment_are_made_anew(tmp_path: Path, change: dict[str, str]):
+    path, counting = tmp_path / "records.jsonl", Counting()
+    made = run_campaign([job()], Inline()).records
+    before = [
+        msgspec.structs.replace(r, environment=msgspec.structs.replace(environment(), **change), message="stale")
+        for r in made
+    ]
+    append(path, before)
+    campaign = run_campaign([job()], counting, output=path, resume=True)
+    assert counting.submitted == 1 and len(campaign.records) == len(made)
+    assert [r.message for r in (*campaign.records, *read(path))] == [""] * 2 * len(made)
 
 
 def test_failure_survives_resumption(tmp_path: Path, plant: Any):
     """A job with an error among its records is run again whole; a failed one stays failed."""
-    for function, status in ((raises, "error"), (wrong, "fail")):
-        path, jobs = tmp_path / f"{status}.jsonl", [job()]
+    for function, status, runs in ((raises, "error", 1), (wrong, "fail", 0)):
+        path, jobs, counting = tmp_path / f"{status}.jsonl", [job()], Counting()
         plant(function)
         before = run_campaign(jobs, Inline(), output=path)
         assert [r.status for r in before.failed] == [status]
-        campaign, left = resume(path, jobs)
-        after = run_campaign(left, Inline(), output=path, campaign=campaign)
-        assert [r.status for r in after.failed] == [status]
-        assert len(after.records) == len(before.records)
+        after = run_campaign(jobs, counting, output=path, resume=True)
+        assert [r.status for r in after.failed] == [status] and counting.submitted == runs
+        assert len(after.records) == len(before.records) == len(list(read(path)))
 
 
 def test_job_cut_in_the_middle_is_run_again(tmp_path: Path):
@@ -158,9 +164,8 @@ def test_job_cut_in_the_middle_is_run_again(tmp_path: Path):
     whole = run_campaign(jobs, Inline(), output=path)
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join(lines[:2])[:-20])
-    campaign, left = resume(path, jobs)
-    after = run_campaign(left, Inline(), output=path, campaign=campaign)
-    assert sorted(r.variant for r in after.records) == sorted(r.variant for r in whole.records)
+    after = run_campaign(jobs, Inline(), output=path, resume=True)
+    assert keys_of(after.records) == keys_of(whole.records) == keys_of(list(read(path)))
 
 
 def test_interruption_keeps_what_was_found(tmp_path: Path):
@@ -170,6 +175,17 @@ def test_interruption_keeps_what_was_found(tmp_path: Path):
     campaign = run_campaign([job(), job(1)], Inline(), output=tmp_path / "records.jsonl", progress=stop)
     assert campaign.interrupted and campaign.records
     assert list(read(tmp_path / "records.jsonl")) == campaign.records
+
+
+def test_full_disk_stops_the_campaign_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(journal: Journal, records: list[Record]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "records.jsonl")
+
+    monkeypatch.setattr(Journal, "append", full)
+    counting = Counting(width=1)
+    campaign = run_campaign([job(), job(1)], counting, output=tmp_path / "records.jsonl")
+    assert "cannot write records" in campaign.stopped and "No space left" in campaign.stopped
+    assert counting.submitted == 1 and len(campaign.records) == 3 and status_of(campaign) == 1
 
 
 # --- variants and processes that break --------------------------------------------------------------------------
@@ -204,9 +220,9 @@ def test_process_that_dies_is_an_error_and_the_campaign_ends(tmp_path: Path, mon
         campaign = run_campaign(jobs, pool, output=tmp_path / "records.jsonl")
     assert {r.case.key for r in campaign.failed} == {j.case.key for j in jobs}
     assert all(r.status == "error" and r.message == "its process died" for r in campaign.failed)
-    assert resume(tmp_path / "records.jsonl", jobs)[1] == jobs
     with deadly(1) as pool:  # now only the first attempt dies: the jobs are done in processes of their own
-        assert not run_campaign(jobs, pool).failed
+        assert not run_campaign(jobs, pool, output=tmp_path / "records.jsonl", resume=True).failed
+    assert not any(r.failed for r in read(tmp_path / "records.jsonl"))
 
 
 # --- the report -------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from linattest.verify import cli, registry
 from linattest.verify.campaign import Campaign
 from linattest.verify.commands import verify as command
 from linattest.verify.examine import examine
-from linattest.verify.grids import Job, grid
+from linattest.verify.grids import Job
 from linattest.verify.inputs import Case, Structure
-from linattest.verify.records import Record, append
+from linattest.verify.records import Journal, Record
 from linattest.verify.report.pages import reading_list
 from linattest.verify.spec import DTYPES
 
@@ -50,13 +50,13 @@ def campaign(monkeypatch: pytest.MonkeyPatch) -> Iterator[Campaign]:
     made = Campaign()
 
     @contextmanager
-    def no_executor(workers: int) -> Iterator[None]:
+    def no_executor(address: str | None, workers: int) -> Iterator[None]:
         yield None
 
     def answer(*_: Any, **__: Any) -> Campaign:
         return made
 
-    monkeypatch.setattr(command, "local_executor", no_executor)
+    monkeypatch.setattr(command, "open_executor", no_executor)
     monkeypatch.setattr(command, "run_campaign", answer)
     yield made
 
@@ -70,6 +70,13 @@ TYPOS = [
     (["verify", "--dtype", "float8"], ["float8", *DTYPES]),
     (["verify", "--resume"], ["--resume", "--records"]),
     (["verify", "--workers", "0"], ["--workers"]),
+    (["verify", "--quick", "--full"], ["--quick", "contradicts --full"]),
+    (["verify", "--executor", "localhost"], ["--executor", "localhost", "tcp://host:8786"]),
+    (["verify", "--executor", "tcp://a:1", "--workers", "2"], ["--executor", "contradicts --workers"]),
+    (["verify", "--records", "/nonexistent/records"], ["--records", "no folder /nonexistent", "make it first"]),
+    (["verify", "--records", "/"], ["--records", "/ is a folder"]),
+    (["verify", "--records", "/dev/null"], ["--records", "/dev/null is no regular file"]),
+    (["verify", "--failures", "/dev/null/x"], ["--failures", "/dev/null is no folder"]),
     (["verify", "--replay", "/nonexistent/bundle"], ["--replay", "/nonexistent/bundle"]),
     (["verfy"], ["verfy"]),
 ]
@@ -150,20 +157,30 @@ def test_interruption_while_running_exits_130(monkeypatch: pytest.MonkeyPatch, c
     assert run("verify", "linear").exit_code == 130
 
 
-def test_resumption_runs_the_variants_that_did_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, campaign: Campaign
-):
-    path, jobs = tmp_path / "records.jsonl", grid(registry.operator("linear"), quick=True)
-    append(path, [msgspec.structs.replace(record(), case=job.case) for job in jobs])  # of the chunk form alone
-    asked: list[Job] = []
+def test_what_ended_early_says_what_is_kept_and_how_to_go_on(monkeypatch: pytest.MonkeyPatch, campaign: Campaign):
+    monkeypatch.setattr(sys, "argv", ["linattest", "verify", "--records", "my records"])
+    campaign.records, campaign.stopped = [record()], "cannot write records: No space left on device"
+    result = run("verify")
+    assert result.exit_code == 1 and "kept nowhere" in result.stdout
+    result = run("verify", "--records", "my records")
+    assert result.exit_code == 1 and campaign.stopped in result.stdout and "after 1 inputs" in result.stdout
+    assert result.stdout.endswith("linattest verify --records 'my records' --resume\n")
+    found = json.loads(run("verify", "--json").stdout)
+    assert found["stopped"] == campaign.stopped and found["cases"] == 1
 
-    def answer(jobs: list[Job], *_: Any, **__: Any) -> Campaign:
-        asked.extend(jobs)
-        return campaign
 
-    monkeypatch.setattr(command, "run_campaign", answer)
-    run("verify", "linear", "--quick", "--resume", "--records", str(path))
-    assert {job.case.key for job in asked} == {job.case.key for job in jobs}
+def test_file_of_another_campaign_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def examined(*_: Any) -> None:
+        pytest.fail("something ran")
+
+    monkeypatch.setattr("linattest.verify.campaign.examine", examined)
+    path = tmp_path / "records.jsonl"
+    with Journal(path):
+        result = run("verify", "linear", "--quick", "--records", str(path))
+    assert result.exit_code == 2 and "another campaign is writing" in result.stderr and str(path) in result.stderr
+    path.write_text("{}\n{}\n")
+    result = run("verify", "linear", "--quick", "--records", str(path), "--resume")
+    assert result.exit_code == 2 and "records.jsonl, line 1" in result.stderr
 
 
 def test_failures_print_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, campaign: Campaign):
@@ -204,10 +221,11 @@ def test_show_prints_the_page_and_files_that_exist(name: str):
     assert (operator.oracle.__doc__ or "").strip() and operator.title in result.stdout
 
 
-def test_info_markdown_is_one_table_with_a_row_for_each_operator():
+def test_info_markdown_is_a_table_with_a_row_for_each_operator_and_what_all_have():
     result = run("info", "--markdown")
     assert result.exit_code == 0
-    header, rule, *rows = result.stdout.splitlines()
+    header, rule, *rows, _, shared = result.stdout.splitlines()
+    assert all(tried.name in shared for tried in registry.GENERAL)
     assert [row.split("`")[1] for row in rows] == list(registry.BY_NAME)
     assert {line.count("|") for line in (header, rule, *rows)} == {7}
 

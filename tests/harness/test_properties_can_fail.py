@@ -14,6 +14,7 @@ from linattest.verify import registry
 from linattest.verify.examine import Examination, _property
 from linattest.verify.grids import settings
 from linattest.verify.inputs import Case, Structure, build
+from linattest.verify.properties.machine import reads_offsets_as_int32
 from linattest.verify.records import Record
 from linattest.verify.subjects import resolve
 
@@ -159,6 +160,11 @@ def beside(operator: str, fault: Callable[..., Any]) -> Callable[..., Result]:
     return wrong
 
 
+def shows(fault: Callable[..., Any]) -> Structure:
+    """Where a fault of a general property shows."""
+    return PACKED if fault is reads_offsets_as_int32 else DENSE
+
+
 PLANTED: tuple[tuple[str, str, Callable[..., Result], Structure], ...] = (
     ("causality", "linear", sees_the_future, DENSE),
     ("causality", "linear", leaks_gradient_to_the_future, DENSE),
@@ -183,6 +189,7 @@ PLANTED: tuple[tuple[str, str, Callable[..., Result], Structure], ...] = (
     ("energy-norm", "vla", writes_along_the_key, DENSE),
     ("spectral-norm", "vla", writes_along_the_key, DENSE),
     ("delta-net-limit", "vla", never_erases, DENSE),
+    *((p.name, "linear", beside("linear", f), shows(f)) for p in registry.GENERAL for f in p.faults),
     *((p.name, o.name, beside(o.name, f), DENSE) for o in registry.OPERATORS for p in o.properties for f in p.faults),
 )
 """Property, operator, planted fault, and the structure on which it shows."""

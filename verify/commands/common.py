@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from linattest.verify import registry
 from linattest.verify.campaign import Campaign
@@ -49,23 +50,49 @@ def status_of(campaign: Campaign) -> int:
     """The exit code of a campaign."""
     if campaign.interrupted:
         return INTERRUPTED
-    if campaign.failed or campaign.stale_limitations:
+    if campaign.failed or campaign.stopped or campaign.stale_limitations:
         return FAILED
     return OK if campaign.records else NOTHING
 
 
+Result = TypeVar("Result")
+
+
+class _Budget(Progress):
+    """A bar that fills with the time, not with what is done."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """As ``Progress.get_renderables``."""
+        for task in self.tasks:
+            task.completed = min(task.elapsed or 0.0, task.total or 0.0)
+        yield from super().get_renderables()
+
+
 def with_progress(
-    console: Console, jobs: list[Job], run: Callable[[Callable[[list[Record]], None]], Campaign]
-) -> Campaign:
-    """Run with a progress bar on the terminal; silent where there is none."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("inputs", total=len(jobs))
-        failed = 0
+    console: Console,
+    jobs: list[Job],
+    run: Callable[[Callable[[list[Record]], None]], Result],
+    budget: float | None = None,
+) -> Result:
+    """Run with one progress bar on the terminal: inputs done (or time spent), failures, time left; silent without.
+
+    The bar's length and the time left go by the work of the jobs, since the longest are run first.
+    """
+    work = {job.case.key: job.work for job in jobs}
+    kind, total = (Progress, sum(work.values())) if budget is None else (_Budget, budget)
+    ending = TimeRemainingColumn() if budget is None else TextColumn(f"of {budget:g} s")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), ending)
+    with kind(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("inputs", total=total)
+        done, failed = 0, 0
 
         def advance(records: list[Record]) -> None:
-            nonlocal failed
+            nonlocal done, failed
+            done += 1
             failed += sum(record.failed for record in records)
-            bar.update(task, advance=1, description="inputs" + (f", {failed} failed" if failed else ""))
+            of = f" of {len(jobs)}" if budget is None else ""
+            bar.update(
+                task, advance=work.get(records[0].case.key, 0.0), description=f"{done}{of} inputs, {failed} failed"
+            )
 
         return run(advance)

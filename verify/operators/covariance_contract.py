@@ -94,10 +94,10 @@ FADED_COUNT = Limitation(
 FADED_GATE = Limitation(
     variant="chunk",
     dtypes=("float64",),
-    families=("fading",),
+    families=("fading", "captured"),
     directions=("gradient",),
-    why="the mean is a quotient of two decayed sums: where no gate moves it, the gradients of the two cancel "
-    "to a rounding of 1, not to the 1e-55 that is left of the exact one",
+    why="the mean is a quotient of two decayed sums: where a gate hardly moves it, the gradients of the two cancel "
+    "to a rounding of 1, not of what is left of the exact one (1e-55 for fading, 1e-4 seen for captured)",
 )
 """Of every chunk form of a covariance."""
 

@@ -85,6 +85,21 @@ OPERATOR = Operator(
             why="PyTorch's math backend adds the mask to the scores and multiplies all values: NaN in a later key or "
             "value reaches earlier outputs",
         ),
+        *(
+            Limitation(
+                variant=variant,
+                directions=("property",),
+                properties=("autocast",),
+                why="under autocast, PyTorch's function computes and answers in autocast's type, as documented",
+            )
+            for variant in ("sdpa-math", "sdpa-flash")
+        ),
+        Limitation(
+            variant="sdpa-flash",
+            families=("tiny",),
+            directions=("gradient",),
+            why="PyTorch's flash backward leaves the rounding of tiny differences where the exact gradient is 0",
+        ),
         Limitation(
             variant="sdpa-flash",
             directions=("property",),

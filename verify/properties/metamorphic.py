@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import msgspec
 import torch
 
-from linattest.verify.inputs import Batch
 from linattest.verify.measure import compare
 from linattest.verify.probe import Finding, Probe
+from linattest.verify.properties.pieces import tokens, unpacked
 from linattest.verify.spec import Property
 from linattest.verify.subjects import run
 from linattest.verify.tolerance import OUTPUT_ROUNDING, unit_roundoff
@@ -72,30 +71,22 @@ def linearity(probe: Probe) -> Iterator[Finding]:
 def split(probe: Probe) -> Iterator[Finding]:
     """Running [0, t) and handing the state to [t, T) gives the output of one run, for every t.
 
-    The reference, a token loop, has no edges within it: a few cuts say as much.
+    The reference, a token loop, has no edges within it: a few cuts say as much. So they do of packed sequences, which
+    lie on one side, on the other (where they are empty, and pass their state on), or on both.
     """
     batch, length = probe.batch, probe.batch.case.structure.T
-    if probe.variant.kind == "step" or batch.cu_seqlens is not None:
+    if probe.variant.kind == "step":
         return
-    every = length <= 80 and probe.variant.name != probe.operator.reference
+    every = length <= 80 and probe.variant.name != probe.operator.reference and batch.cu_seqlens is None
     points = range(length + 1) if every else [0, *_cuts(length), length]
     for t in points:
-        left = probe.run(_tokens(batch, 0, t))
+        left = probe.run(tokens(batch, 0, t))
         state = {name.removeprefix("state."): x for name, x in left.values.items() if name.startswith("state.")}
-        right = probe.run(_tokens(batch, t, length).with_(state=state))
+        right = probe.run(tokens(batch, t, length).with_(state=state))
         o = torch.cat([left["o"], right["o"]], dim=1)
         yield probe.judge("o", o, f"split at {t}")
         for name in (name for name in right.values if name.startswith("state.")):
             yield probe.judge(name, right[name], f"split at {t}")
-
-
-def _tokens(batch: Batch, start: int, stop: int) -> Batch:
-    """Some tokens of a batch, as a batch."""
-    structure = msgspec.structs.replace(batch.case.structure, T=stop - start)
-    return batch.with_(
-        case=msgspec.structs.replace(batch.case, structure=structure),
-        tensors={name: x[:, start:stop] for name, x in batch.tensors.items()},
-    )
 
 
 def chunk_sizes(probe: Probe) -> Iterator[Finding]:
@@ -118,8 +109,7 @@ def packed(probe: Probe) -> Iterator[Finding]:
     yield probe.same_bits(rest, torch.zeros_like(rest), "rows past the last sequence")
     other = probe.sibling()
     for n, (_, start, stop) in enumerate(structure.sequences):
-        alone = _tokens(batch, start, stop).with_(cu_seqlens=None)
-        alone = alone.with_(case=_unpacked(alone))
+        alone = unpacked(tokens(batch, start, stop))
         if batch.state is not None:
             alone = alone.with_(state={k: x[n : n + 1] for k, x in batch.state.items()})
         found = probe.run(alone)
@@ -147,11 +137,6 @@ def _isolated(probe: Probe, n: int, mine: torch.Tensor) -> Iterator[Finding]:
     for name in probe.batch.tensors:
         rest = result[f"d {name}"][:, ~mine]
         yield probe.same_bits(rest, torch.zeros_like(rest), f"gradient of sequence {n} to other rows of {name}")
-
-
-def _unpacked(batch: Batch) -> object:
-    structure = msgspec.structs.replace(batch.case.structure, cu_seqlens=None)
-    return msgspec.structs.replace(batch.case, structure=structure)
 
 
 def permutation(probe: Probe) -> Iterator[Finding]:

@@ -74,7 +74,7 @@ def tests_of(operator: Operator) -> list[str]:
 
 def info_markdown() -> str:
     """A table of what ``verify`` covers, for the README."""
-    lines = ["| operator | variants | inputs | cases | value families | properties |", "|---|---|---|---|---|---|"]
+    lines = ["| operator | variants | inputs | cases | value families | own properties |", "|---|---|---|---|---|---|"]
     for operator in registry.OPERATORS:
         jobs = grid(operator)
         cases = sum(
@@ -82,8 +82,9 @@ def info_markdown() -> str:
         )
         lines.append(
             f"| `{operator.name}` | {', '.join(v.name for v in operator.variants)} | {len(jobs)} | {cases} | "
-            f"{', '.join(operator.families)} | {', '.join(p.name for p in registry.properties(operator))} |"
+            f"{', '.join(operator.families)} | {', '.join(p.name for p in operator.properties) or '-'} |"
         )
+    lines += ["", f"Properties of every operator: {', '.join(p.name for p in registry.GENERAL)}."]
     return "\n".join(lines)
 
 

@@ -1,0 +1,89 @@
+"""Every statement that is checked by machine, and running them. The list of modules is written out."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from linattest.proofs_checks.proof import Method, Proof, Statement, prove
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module with ``STATEMENTS``, the method it uses, and the package without which it cannot be imported."""
+
+    name: str
+    method: Method
+    needs: str
+
+
+MODULES = (
+    Module("smt.jacobian", "smt", "z3"),
+    Module("smt.kantorovich", "smt", "z3"),
+    Module("smt.fenwick", "smt", "z3"),
+    Module("smt.sums", "smt", "z3"),
+    Module("smt.bounds", "smt", "z3"),
+    Module("symbolic.penalty", "symbolic", "sympy"),
+    Module("symbolic.covariance", "symbolic", "sympy"),
+    Module("symbolic.weights", "symbolic", "sympy"),
+    Module("enclosures.constants", "enclosure", "flint"),
+    Module("exhaustive.functions", "exhaustive", "flint"),
+    Module("coq.theorems", "coq", "fcntl"),  # without coqc each of its statements is skipped
+)
+
+
+def statements(module: Module) -> tuple[Statement, ...]:
+    """The statements of a module. Raises ``ImportError`` when the package it needs is not installed."""
+    importlib.import_module(module.needs)
+    return importlib.import_module(f"linattest.proofs_checks.{module.name}").STATEMENTS
+
+
+def skipped(module: Module) -> Proof:
+    """What stands for a module whose tool is not installed: one entry, which is no pass."""
+    return Proof(
+        id=module.name, statement=f"the statements of proofs_checks/{module.name.replace('.', '/')}.py",
+        assumptions=f"needs the package {module.needs}", method=module.method, status="skipped", twin="",
+        twin_status="skipped", seconds=0.0, tool="", evidence={"skipped": f"{module.needs} is not installed"},
+    )  # fmt: skip
+
+
+def run(
+    wanted: Callable[[str, Method], bool], workers: int, progress: Callable[[Proof], None] = lambda _: None
+) -> list[Proof]:
+    """Check every wanted statement (by id and method), a process each worker; in the order of the catalogue."""
+    proofs: dict[str, Proof] = {}
+    tasks: list[tuple[Module, int, str]] = []
+    for module in MODULES:
+        try:
+            found = statements(module)
+        except ImportError:
+            if wanted(module.name, module.method):
+                proofs[module.name] = skipped(module)
+            continue
+        for i, statement in enumerate(found):
+            if wanted(statement.id, statement.method):
+                tasks.append((module, i, statement.id))
+    order = {identity: n for n, identity in enumerate([*proofs, *(identity for *_, identity in tasks)])}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        for future in as_completed([pool.submit(_prove, module, i) for module, i, _ in tasks]):
+            proof = future.result()
+            proofs[proof.id] = proof
+            progress(proof)
+    return sorted(proofs.values(), key=lambda proof: order[proof.id])
+
+
+def _prove(module: Module, index: int) -> Proof:
+    return prove(statements(module)[index])
+
+
+def known_ids() -> Iterable[str]:
+    """The ids of every statement whose tool is installed."""
+    for module in MODULES:
+        try:
+            yield from (statement.id for statement in statements(module))
+        except ImportError:
+            yield module.name

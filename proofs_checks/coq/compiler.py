@@ -1,0 +1,157 @@
+"""Coq's word on a theorem: its file compiles, it rests on no axiom, and this is what it says.
+
+A file is compiled in a cache folder that belongs to the text of every file of the room, to Coq and to its libraries
+(under ``$LINATTEST_CACHE``, or ~/.cache/linattest): once for all its theorems, and again when any of these change.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from linattest.proofs_checks.proof import Answer, Status
+
+ROOM = Path(__file__).parent
+LIBRARY = "Linattest"
+INSTALL = "apt-get install coq libcoq-mathcomp-algebra libcoq-mathcomp-algebra-tactics"
+SECONDS = 300
+CLOSED = "Closed under the global context"
+COMMENT = re.compile(r"\(\*.*?\*\)", re.DOTALL)
+IMPORTS = re.compile(rf"From {LIBRARY} Require Import ([\w ]+)\.")
+THEOREM = re.compile(r"^Theorem (\w+)", re.MULTILINE)
+NEGATION = re.compile(r"(forall R : \w+, )?~ ")
+UNPROVED = re.compile(
+    r"\b(?:Admitted|admit|give_up|Axioms?|Parameters?|Conjectures?|Unset (?:Guard|Positivity|Universe) Checking|bypass_check)\b"
+)
+"""What leaves a proof open or adds an assumption. `Print Assumptions` finds these too: two nets, not one."""
+
+
+class CoqError(Exception):
+    """coqc did not accept a file, or a file has words that leave a proof open."""
+
+
+class Missing(Exception):
+    """Coq or the library that a file needs is not installed."""
+
+
+def proved(theorem: str, room: Path = ROOM) -> Answer:
+    """Whether the theorem, "file.name", is proved without axioms; its type as Coq prints it is the evidence."""
+    return _answer(theorem, room, "proved")
+
+
+def refuted(theorem: str, room: Path = ROOM) -> Answer:
+    """Whether Coq refutes a statement: the theorem "file.name" is its negation, and proved without axioms."""
+    return _answer(theorem, room, "refuted")
+
+
+def _answer(theorem: str, room: Path, status: Status) -> Answer:
+    file, name = theorem.split(".")
+    evidence = {"theorem": f"{file}.v: {name}"}
+    try:
+        assumptions, type_ = _said(file, name, room)
+        evidence |= {"type": type_, "assumptions": assumptions}
+        if assumptions != CLOSED:
+            raise CoqError(f"{name} rests on more than Coq's logic")
+        if status == "refuted" and not NEGATION.match(type_):
+            raise CoqError(f"{name} is no negation")
+    except Missing as missing:
+        return Answer(status="skipped", evidence={"skipped": f"{missing}: {INSTALL}"})
+    except CoqError as error:
+        return Answer(status="unknown", evidence=evidence | {"error": str(error)}, tool=f"coqc {version()}")
+    return Answer(status=status, evidence=evidence, tool=f"coqc {version()}")
+
+
+def _said(file: str, name: str, room: Path) -> tuple[str, str]:
+    found = report(file, room)
+    if name not in found:
+        raise CoqError(f"no Theorem {name} in {file}.v, which has {sorted(found)}")
+    return found[name]
+
+
+def report(file: str, room: Path = ROOM) -> dict[str, tuple[str, str]]:
+    """The assumptions and the type of every ``Theorem`` of a file. Raises ``CoqError`` or ``Missing``."""
+    printed = _compiled(file, room, _folder(room))
+    parts = re.split(r"^== (\w+) (\w+)$", printed, flags=re.MULTILINE)[1:]
+    found: dict[str, dict[str, str]] = {}
+    for kind, name, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        found.setdefault(name, {})[kind] = " ".join(text.split()).removeprefix(f"{name} : ")
+    return {name: (said["assumptions"], said["type"]) for name, said in found.items()}
+
+
+def _compiled(file: str, room: Path, folder: Path) -> str:
+    """Compile a file after those it imports, unless the folder has it, and return what Coq printed of its theorems."""
+    text = (room / f"{file}.v").read_text(encoding="utf-8")
+    code = COMMENT.sub(" ", text)
+    if open_ := UNPROVED.findall(code):
+        raise CoqError(f"{file}.v has {sorted(set(open_))}")
+    for needed in IMPORTS.findall(code):
+        for name in needed.split():
+            _compiled(name, room, folder)
+    with (folder / f"{file}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the processes of one run want the same files
+        printed = folder / f"{file}.printed"
+        if not printed.exists():
+            _compile(file, text + _questions(code), folder)
+        return printed.read_text(encoding="utf-8")
+
+
+def _compile(file: str, text: str, folder: Path) -> None:
+    source, printed = folder / f"{file}.v", folder / f"{file}.printed"
+    source.write_text(text, encoding="utf-8")
+    command = ["coqc", "-q", "-w", "none", "-Q", str(folder), LIBRARY, str(source)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CoqError(f"{file}.v: coqc took more than {SECONDS} s") from error
+    if done.returncode:
+        if "with prefix mathcomp" in done.stderr:
+            raise Missing("Coq's library mathcomp is not installed")
+        raise CoqError(done.stderr.replace(f"{folder}{os.sep}", "").strip() or f"coqc exited with {done.returncode}")
+    whole = printed.with_suffix(".part")
+    whole.write_text(done.stdout, encoding="utf-8")
+    whole.replace(printed)
+
+
+def _questions(code: str) -> str:
+    """What is asked of every theorem, at the end of its file."""
+    asked = ['Goal True. idtac "== {0} {1}". Abort.\n{2} {1}.\n'.format(*x) for x in _asked(THEOREM.findall(code))]
+    return "\n" + "".join(asked)
+
+
+def _asked(names: list[str]) -> list[tuple[str, str, str]]:
+    return [x for name in names for x in (("assumptions", name, "Print Assumptions"), ("type", name, "Check"))]
+
+
+def _folder(room: Path) -> Path:
+    digest = hashlib.sha256(version().encode() + _library())
+    for file in sorted(room.glob("*.v")):
+        digest.update(f"{file.name}\0".encode() + file.read_bytes() + b"\0")
+    digest.update(Path(__file__).read_bytes())
+    root = Path(os.environ.get("LINATTEST_CACHE") or Path.home() / ".cache" / "linattest")
+    folder = root / f"coq-{digest.hexdigest()[:40]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _ask_coqc(option: str) -> str:
+    if not shutil.which("coqc"):
+        raise Missing("coqc is not installed")
+    return subprocess.run(["coqc", option], capture_output=True, text=True, timeout=SECONDS, check=True).stdout.strip()
+
+
+@cache
+def version() -> str:
+    return _ask_coqc("-print-version").split()[0]
+
+
+@cache
+def _library() -> bytes:
+    """What mathcomp is installed: a compiled file holds the digests of those that it was compiled with."""
+    mathcomp = Path(_ask_coqc("-where")) / "user-contrib" / "mathcomp"
+    return b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sorted(mathcomp.rglob("all_*.vo")))

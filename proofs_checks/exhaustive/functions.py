@@ -1,0 +1,179 @@
+"""Every bfloat16 and every float16 input of the scalar functions that the implementations use.
+
+Exact values come from Arb at 120 bits, as an unevaluated sum of two doubles (relative error below 2^-104): enough to
+tell 0.5 ulp from more. Two forms of each function are judged: `wide`, computed in float64 and rounded once, as the
+implementations do, and `native`, PyTorch's own on the 16-bit type.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import flint
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linattest.impls import features, level_weights
+from linattest.proofs_checks.proof import Answer, Statement
+
+Array = NDArray[np.float64]
+BITS = 120
+TOOL = f"python-flint {flint.__version__}, torch {torch.__version__}"
+KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A scalar function: exact, as implementations compute it from float64 on, PyTorch's own, and its direction."""
+
+    name: str
+    exact: Callable[[flint.arb], flint.arb]
+    form: Callable[[Tensor], Tensor]
+    native: Callable[[Tensor], Tensor]
+    direction: int = 1
+    positive_only: bool = False
+
+
+def _softplus(x: flint.arb) -> flint.arb:
+    return x.exp().log1p() if x < 0 else x + (-x).exp().log1p()
+
+
+def _elu_plus_one(x: flint.arb) -> flint.arb:
+    return x + 1 if x >= 0 else x.exp()
+
+
+def _level_weight(x: Tensor) -> Tensor:
+    """The level weights' softplus, of features that are scores."""
+    return level_weights.linear(x.unsqueeze(-1), torch.ones(1, dtype=x.dtype)).squeeze(-1)
+
+
+FUNCTIONS = (
+    Function("exp", lambda x: x.exp(), torch.exp, torch.exp),
+    Function("sigmoid", lambda x: 1 / (1 + (-x).exp()), torch.sigmoid, torch.sigmoid),
+    Function("softplus", _softplus, _level_weight, torch.nn.functional.softplus),
+    Function("elu + 1", _elu_plus_one, features.phi, lambda x: torch.nn.functional.elu(x) + 1),
+    Function("reciprocal", lambda x: 1 / x, torch.reciprocal, torch.reciprocal, direction=-1, positive_only=True),
+)
+
+
+def inputs(kind: str) -> Tensor:
+    """Every finite number of the type, in increasing order (one zero)."""
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    x = bits.view(KINDS[kind])
+    return torch.unique(x[torch.isfinite(x)].double()).to(KINDS[kind])
+
+
+@functools.cache
+def exact(name: str, kind: str) -> tuple[Array, Array]:
+    """The exact value at every input as hi + lo; infinite where it is beyond the type."""
+    function = next(f for f in FUNCTIONS if f.name == name)
+    before, flint.ctx.prec = flint.ctx.prec, BITS
+    try:
+        hi, lo = [], []
+        for x in domain(function, kind).double().tolist():
+            value = function.exact(flint.arb(x))
+            top = float(value)
+            hi.append(top)
+            lo.append(float(value - top) if np.isfinite(top) else 0.0)
+        return np.array(hi), np.array(lo)
+    finally:
+        flint.ctx.prec = before
+
+
+def domain(function: Function, kind: str) -> Tensor:
+    """The inputs the function takes."""
+    x = inputs(kind)
+    return x[x > 0] if function.positive_only else x
+
+
+def ulps(name: str, kind: str, got: Tensor) -> Array:
+    """|got - exact| in units in the last place of the exact value in the type; overflow to inf is judged by range."""
+    hi, lo = exact(name, kind)
+    about = torch.finfo(KINDS[kind])
+    exponent = np.floor(np.log2(np.maximum(np.abs(hi), about.smallest_normal)))
+    ulp = about.eps * 2.0**exponent
+    y = got.double().numpy()
+    largest = about.max * (1 + about.eps / 4)  # from here on rounding to nearest gives infinity
+    beyond = np.abs(hi) >= largest
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs((y - hi) - lo) / ulp
+    return np.where(beyond, np.where(np.isinf(y), 0.0, np.inf), np.where(np.isnan(error), np.inf, error))
+
+
+def _evaluate(function: Function, kind: str, form: str) -> Tensor:
+    x = domain(function, kind)
+    return function.form(x.double()).to(KINDS[kind]) if form == "wide" else function.native(x)
+
+
+def accuracy(function: Function, form: str, bound: float) -> Answer:
+    """Whether every result of both types is within `bound` ulp, and no step of the function goes the wrong way."""
+    evidence: dict[str, str] = {}
+    for kind in KINDS:
+        x, got = domain(function, kind), _evaluate(function, kind, form)
+        error = ulps(function.name, kind, got)
+        worst = int(np.argmax(error))
+        evidence[kind] = f"{len(x)} inputs, worst {error[worst]:.6g} ulp at {x[worst].item()!r}"
+        if not error[worst] <= bound:
+            return Answer(status="refuted", tool=TOOL, evidence=evidence)
+    return Answer(status="proved", tool=TOOL, evidence=evidence)
+
+
+def monotone(function: Function, form: str, direction: int) -> Answer:
+    """Whether the results never step against the direction, over every pair of neighbouring inputs of both types."""
+    for kind in KINDS:
+        y = _evaluate(function, kind, form).double()
+        wrong = ((y[1:] - y[:-1]) * direction < 0).nonzero()
+        if len(wrong):
+            at = domain(function, kind)[int(wrong[0])].item()
+            return Answer(status="refuted", tool=TOOL, evidence={kind: f"{len(wrong)} steps, first after {at!r}"})
+    return Answer(status="proved", tool=TOOL, evidence={"pairs": "every pair of neighbouring inputs of both types"})
+
+
+def _statements(function: Function) -> tuple[Statement, Statement]:
+    slug = function.name.replace(" + ", "-plus-")
+    every = "every finite bfloat16 and float16 input" + (" above 0" if function.positive_only else "")
+    way, against = ("increase", "decrease") if function.direction > 0 else ("decrease", "increase")
+    return (
+        Statement(
+            id=f"functions.{slug}.wide", method="exhaustive", assumptions=every,
+            statement=f"{function.name} in float64, rounded once, is within 0.505 ulp",
+            check=lambda: accuracy(function, "wide", 0.505),
+            twin="it is within 0.49 ulp", twin_check=lambda: accuracy(function, "wide", 0.49),
+        ),
+        Statement(
+            id=f"functions.{slug}.monotone", method="exhaustive", assumptions=every,
+            statement=f"{function.name} in float64, rounded once, does not {against} as its input grows",
+            check=lambda: monotone(function, "wide", function.direction),
+            twin=f"it does not {way}", twin_check=lambda: monotone(function, "wide", -function.direction),
+        ),
+    )  # fmt: skip
+
+
+def _off(name: str, bound: float) -> Answer:
+    """Whether PyTorch's own form is off by more than `bound` ulp somewhere: refuting `accuracy` gives a witness."""
+    found = accuracy(next(f for f in FUNCTIONS if f.name == name), "native", bound)
+    turned = {"proved": "refuted", "refuted": "proved"}
+    return msgspec.structs.replace(found, status=turned.get(found.status, found.status))
+
+
+NATIVE = (
+    Statement(
+        id="functions.sigmoid.native", method="exhaustive", assumptions="PyTorch on this machine's CPU",
+        statement="torch.sigmoid on bfloat16 is off by more than 20 ulp somewhere: implementations widen first",
+        check=lambda: _off("sigmoid", 20),
+        twin="torch.exp is", twin_check=lambda: _off("exp", 20),
+    ),
+    Statement(
+        id="functions.elu-plus-1.native", method="exhaustive", assumptions="PyTorch on this machine's CPU",
+        statement="elu(x) + 1 on the 16-bit types is off by more than 200 ulp somewhere: exp(x) is taken below 0",
+        check=lambda: _off("elu + 1", 200),
+        twin="torch.reciprocal is", twin_check=lambda: _off("reciprocal", 200),
+    ),
+)  # fmt: skip
+
+STATEMENTS = (*(statement for function in FUNCTIONS for statement in _statements(function)), *NATIVE)

@@ -1,0 +1,138 @@
+"""Coq's theorems: every statement is proved, its twin refuted, and what is not proved is not believed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from linattest.proofs_checks.coq import compiler
+from linattest.proofs_checks.coq.theorems import STATEMENTS
+from linattest.proofs_checks.proof import Statement, prove
+
+ROOM = Path(compiler.__file__).parent
+FILES = sorted(file.stem for file in ROOM.glob("*.v"))
+needs_coq = pytest.mark.skipif(
+    not shutil.which("coqc") and os.environ.get("CI") != "true", reason=f"no coqc; {compiler.INSTALL}"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    """A cache of this run's own, which its workers share: what they see was compiled now, each file once."""
+    root = tmp_path_factory.getbasetemp()
+    shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LINATTEST_CACHE", str(shared / "coq"))
+        yield
+
+
+@needs_coq
+@pytest.mark.parametrize("statement", STATEMENTS, ids=[statement.id for statement in STATEMENTS])
+def test_a_theorem_is_proved_without_axioms_and_its_twin_refuted(statement: Statement):
+    proof = prove(statement)
+    assert (proof.status, proof.twin_status) == ("proved", "refuted"), proof.evidence
+    assert proof.evidence["assumptions"] == compiler.CLOSED
+    assert ":" in proof.evidence["theorem"] and "forall" in proof.evidence["type"]
+    assert proof.tool.startswith("coqc ")
+
+
+@needs_coq
+def test_a_twin_is_about_another_statement_than_the_theorem():
+    for statement in STATEMENTS:
+        stated, twin = (check().evidence["type"] for check in (statement.check, statement.twin_check))
+        wrong = twin.partition("~ (")[2].removesuffix(")")
+        assert wrong and wrong not in stated, statement.id
+
+
+@needs_coq
+def test_no_output_of_coq_lies_beside_the_sources():
+    compiler.report("fenwick")
+    assert {file.suffix for file in ROOM.iterdir() if file.is_file()} == {".v", ".py"}
+
+
+def test_every_theorem_of_every_file_is_a_statement_or_a_twin():
+    """`Theorem` is for what is stated; what is on the way there is a `Lemma`."""
+    stated = {f"{s.id}": s for s in STATEMENTS}
+    assert len(stated) == len(STATEMENTS)
+    named = [name for file in FILES for name in compiler.THEOREM.findall((ROOM / f"{file}.v").read_text())]
+    assert len(named) == len(set(named)) == 2 * len(STATEMENTS)
+    assert {f"twin_{name}" for name in named if not name.startswith("twin_")} < set(named)
+
+
+# --- planted faults ----------------------------------------------------------------------------------------------
+
+GOOD = "Theorem holds : 1 + 1 = 2.\nProof. reflexivity. Qed.\n"
+PLANTED = {
+    "an open proof": ("Theorem holds : 1 + 1 = 3.\nProof. Admitted.\n", "Admitted"),
+    "an axiom": ("Axiom wrong : 1 = 2.\nTheorem holds : 1 + 1 = 3.\nProof. now rewrite wrong. Qed.\n", "Axiom"),
+    "an axiom by another name": (
+        "Hypothesis wrong : 1 + 1 = 3.\nTheorem holds : 1 + 1 = 3.\nProof. exact wrong. Qed.\n", "more than Coq's logic",
+    ),
+    "an axiom of the library": (
+        "From Coq Require Import Classical.\nTheorem holds : forall P, P \\/ ~ P.\nProof. exact classic. Qed.\n",
+        "more than Coq's logic",
+    ),
+    "a false theorem": ("Theorem holds : 1 + 1 = 3.\nProof. reflexivity. Qed.\n", "Unable to unify"),
+    "a theorem with a hole": ("Theorem holds : 1 + 1 = 2.\nProof. idtac. Qed.\n", "incomplete proof"),
+    "a theorem of another name": (GOOD.replace("holds", "other"), "no Theorem holds"),
+    "a loop": ("Theorem holds : 1 = 2.\nProof. repeat (pose 1). Qed.\n", "took more than"),
+    "what does not parse": ("Theorem holds : 1 + = 2.\n", "Syntax error"),
+}  # fmt: skip
+
+
+def _room(folder: Path, **files: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.v").write_text(text, encoding="utf-8")
+    return folder
+
+
+@needs_coq
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_not_proved(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if fault == "a loop":
+        monkeypatch.setattr(compiler, "SECONDS", 3)
+    text, said = PLANTED[fault]
+    answer = compiler.proved("planted.holds", _room(tmp_path, planted=text))
+    assert answer.status == "unknown" and said in answer.evidence["error"], answer
+
+
+@needs_coq
+def test_a_good_file_is_proved_so_that_the_faults_above_are_why_the_others_are_not(tmp_path: Path):
+    answer = compiler.proved("planted.holds", _room(tmp_path, planted=GOOD))
+    assert answer.status == "proved" and answer.evidence["type"] == "1 + 1 = 2"
+
+
+@needs_coq
+def test_a_twin_must_be_a_negation(tmp_path: Path):
+    answer = compiler.refuted("planted.holds", _room(tmp_path, planted=GOOD))
+    assert answer.status == "unknown" and "no negation" in answer.evidence["error"]
+
+
+@needs_coq
+def test_what_a_file_prints_itself_is_not_taken_for_coqs_word(tmp_path: Path):
+    forged = f'Goal True. idtac "== assumptions holds". idtac "{compiler.CLOSED}". Abort.\n'
+    text = "Hypothesis wrong : 1 = 2.\nTheorem holds : 1 = 2.\nProof. exact wrong. Qed.\n" + forged
+    assert compiler.proved("planted.holds", _room(tmp_path, planted=text)).status == "unknown"
+
+
+@needs_coq
+def test_a_changed_file_is_compiled_again_with_what_imports_it(tmp_path: Path):
+    use = "From Linattest Require Import base.\nTheorem holds : one = 1.\nProof. reflexivity. Qed.\n"
+    room = _room(tmp_path, base="Definition one := 1.\n", use=use)
+    assert compiler.proved("use.holds", room).status == "proved"
+    _room(tmp_path, base="Definition one := 2.\n")
+    assert compiler.proved("use.holds", room).status == "unknown"
+
+
+def test_without_coq_a_statement_is_skipped_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    def absent(_: str) -> None:
+        return None
+
+    monkeypatch.setattr(compiler.shutil, "which", absent)
+    compiler.version.cache_clear()
+    proof = prove(STATEMENTS[0])
+    assert proof.status == "skipped" and compiler.INSTALL in proof.evidence["skipped"]

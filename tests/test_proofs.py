@@ -1,0 +1,124 @@
+"""Machine-checked statements: they stand, their twins fall, and a tool that says yes to everything is no pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sympy as sp
+import z3
+from typer.testing import CliRunner
+
+from linattest.proofs_checks import catalogue
+from linattest.proofs_checks.enclosures import balls
+from linattest.proofs_checks.proof import Answer, Statement, prove
+from linattest.proofs_checks.smt import solver
+from linattest.proofs_checks.symbolic import algebra
+from linattest.verify import cli
+from linattest.verify.commands.prove import status_of
+
+ROOM = Path(__file__).parents[1] / "proofs_checks"
+MACHINERY = {"proof", "catalogue", "smt.solver", "symbolic.algebra", "enclosures.balls", "coq.compiler"}
+EVERY = [statement for module in catalogue.MODULES for statement in catalogue.statements(module)]
+HERE = [statement for statement in EVERY if statement.method != "coq"]  # those are in test_coq.py
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["prove", *arguments])
+
+
+@pytest.mark.parametrize("statement", HERE, ids=[statement.id for statement in HERE])
+def test_a_statement_is_proved_and_its_falsified_twin_refuted(statement: Statement):
+    proof = prove(statement)
+    assert (proof.status, proof.twin_status) == ("proved", "refuted"), proof.evidence
+    assert proof.evidence and proof.tool
+
+
+def test_every_module_is_in_the_catalogue_and_every_id_is_its_own():
+    files = {".".join(f.relative_to(ROOM).with_suffix("").parts) for f in ROOM.rglob("*.py")}
+    assert files - MACHINERY == {module.name for module in catalogue.MODULES}
+    assert len({statement.id for statement in EVERY}) == len(EVERY) >= 25
+
+
+def _statement(answer: Answer, twin: Answer) -> Statement:
+    return Statement(
+        id="planted", statement="s", assumptions="a", method="smt", check=lambda: answer, twin="t",
+        twin_check=lambda: twin,
+    )  # fmt: skip
+
+
+def test_a_check_that_cannot_fail_is_unknown():
+    yes = Answer(status="proved", tool="a tool that says yes")
+    proof = prove(_statement(yes, yes))
+    assert proof.status == "unknown" and "cannot fail" in proof.evidence["twin"]
+    assert status_of([proof]) == 1
+
+
+@pytest.mark.parametrize(("status", "code"), [("refuted", 1), ("unknown", 1), ("skipped", 3), ("proved", 0)])
+def test_only_what_is_proved_passes(status: Any, code: int):
+    assert status_of([prove(_statement(Answer(status=status), Answer(status="refuted")))]) == code
+    assert status_of([]) == 3
+
+
+def test_a_tool_that_raises_is_unknown():
+    def broken() -> Answer:
+        raise RuntimeError("no licence")
+
+    fallen = Answer(status="refuted")
+    statement = Statement(
+        id="planted", statement="s", assumptions="a", method="smt", check=broken, twin="t", twin_check=lambda: fallen
+    )
+    assert prove(statement).status == "unknown" and "no licence" in prove(statement).evidence["error"]
+
+
+def test_a_missing_package_is_skipped_and_no_pass(monkeypatch: pytest.MonkeyPatch):
+    module = catalogue.Module("smt.jacobian", "smt", "no_such_package")
+    monkeypatch.setattr(catalogue, "MODULES", (module,))
+    result = run("--json")
+    (proof,) = json.loads(result.stdout)["proofs"]
+    assert result.exit_code == 3 and proof["status"] == "skipped" and "no_such_package" in proof["assumptions"]
+
+
+# --- the tools' own answers --------------------------------------------------------------------------------------
+
+
+def test_z3_is_not_believed_from_assumptions_that_contradict_themselves():
+    x: Any = z3.Real("x")
+    assert solver.always(x > 1, x < 0, then=x > 5).status == "unknown"
+    assert solver.always(x > 1, then=x > 0).status == "proved"
+    refuted = solver.always(x > 0, then=x > 1)
+    assert refuted.status == "refuted" and "x" in refuted.evidence
+    assert solver.exists(x * x >= 2, x * x <= 2).status == "proved" and solver.exists(x * x < 0).status == "refuted"
+
+
+def test_sympy_refutes_with_numbers():
+    x = sp.Symbol("x", real=True)
+    assert algebra.vanishes((x + 1) ** 2 - x**2 - 2 * x - 1).status == "proved"
+    refuted = algebra.vanishes(sp.sin(x) ** 2 + sp.cos(x) ** 2 - 1, x - 1)
+    assert refuted.status == "refuted" and "x" in refuted.evidence
+
+
+def test_boxes_that_do_not_decide_are_unknown():
+    assert balls.nonnegative(lambda x: x * x + 1, "-1", "1").status == "proved"
+    assert balls.nonnegative(lambda x: x, "-1", "1").status == "refuted"
+    assert balls.nonnegative(lambda x: (x - x) / 3, "-1", "1").status == "unknown"  # 0, which no ball shows
+    assert balls.encloses(lambda: balls.flint.arb("1 +/- 1"), "0.5", "3").status == "unknown"
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_contract():
+    result = run("vla.kantorovich", "--json")
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    assert printed["schema"] == 1 and len(printed["proofs"]) == 4
+    assert {"id", "statement", "method", "status", "seconds"} <= set(printed["proofs"][0])
+
+
+def test_an_unknown_id_or_method_lists_the_known():
+    for arguments in (["vla.no-such"], ["--method", "oracle"]):
+        result = run(*arguments)
+        assert result.exit_code == 2 and ("lam.fenwick.carry" in result.output or "symbolic" in result.output)

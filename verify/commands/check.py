@@ -1,0 +1,220 @@
+"""``linattest check``: a function of yours, or a peer's, judged as an operator. It runs the given code."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from linattest.verify.check import Result, examine_subject
+from linattest.verify.commands.common import (
+    FAILED,
+    INTERRUPTED,
+    NOTHING,
+    OK,
+    dtypes_named,
+    operators_named,
+    with_progress,
+)
+from linattest.verify.examine import replay as replay_bundle
+from linattest.verify.executors import default_workers, local_executor
+from linattest.verify.peers import PEERS, Preset, missing, named, runnable
+from linattest.verify.report.check import page, to_json
+from linattest.verify.spec import FEATURES
+from linattest.verify.subject import Plain, Subject, SubjectError
+
+WARNING = "This runs the given code, with your rights:"
+
+
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="module:function or FILE.py:function; with --peer the presets or operators, all if none",
+            metavar="FUNCTION | [NAME]...",
+        ),
+    ] = None,
+    as_: Annotated[str | None, typer.Option("--as", help="the operator it should be", metavar="OPERATOR")] = None,
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", help="theirs=ours: an argument's name; =-ours negates")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="name=value: a keyword it always gets")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="option=value of the operator that is held, e.g. gate=channel")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help=f"a feature that is not tried: {', '.join(sorted(FEATURES))}")
+    ] = None,
+    no_state: Annotated[bool, typer.Option("--no-state", help="the same as --without state")] = False,
+    only_forward: Annotated[bool, typer.Option("--only-forward", help="the same as --without gradient")] = False,
+    dtype: Annotated[list[str] | None, typer.Option(help="only this dtype; may be repeated")] = None,
+    any_dtype: Annotated[bool, typer.Option("--any-dtype", help="accept an output in another dtype")] = False,
+    head_first: Annotated[bool, typer.Option("--head-first", help="tensors are [B, H, T, ..]")] = False,
+    transpose_state: Annotated[bool, typer.Option("--transpose-state", help="states are [.., V, K]")] = False,
+    contiguous: Annotated[bool, typer.Option("--contiguous", help="make every input contiguous first")] = False,
+    multiple_of: Annotated[int, typer.Option(min=1, help="T must be a multiple of this")] = 1,
+    step: Annotated[bool, typer.Option("--step", help="it is a decode step of one token")] = False,
+    device: Annotated[str, typer.Option(help="where tensors are moved before the call")] = "cpu",
+    peer: Annotated[str | None, typer.Option(help=f"judge a peer's functions: {', '.join(PEERS)}")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a first impression")] = False,
+    full: Annotated[bool, typer.Option("--full", help="every structure and family in every dtype")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a page")] = False,
+    seed: Annotated[int, typer.Option(help="seed of the inputs")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="processes; default: one a core")] = default_workers(),
+    failures: Annotated[Path, typer.Option(help="folder for replay bundles")] = Path("linattest-failures"),
+    replay: Annotated[Path | None, typer.Option(help="run again what a replay bundle saved")] = None,
+) -> None:
+    """Judge a function of yours as an operator. This runs the given code.
+
+    Forward, gradients and properties, in each dtype and feature that its signature takes; then what the fault looks
+    like, in words. Exit code 0: right on all that was tried; 1: wrong; 2: it does not fit the operator.
+    """
+    console = Console(stderr=as_json)
+    if replay is not None:
+        say(console, f"{WARNING} the function that {replay} names")
+        raise typer.Exit(_again(console, replay, as_json))
+    if quick and full:
+        raise typer.BadParameter("contradicts --full", param_hint="--quick")
+    if peer is not None:
+        presets = _presets(console, peer, names or [], as_)
+    else:
+        taken = set(FEATURES) - _features([*(without or []), *["state"] * no_state, *["gradient"] * only_forward])
+        presets = [
+            Preset(
+                names[0] if names else "",
+                Subject(
+                    function=_function(names), operator=_operator(as_), rename=_pairs("--map", map_),
+                    fixed=_values("--set", set_), only=_values("--only", only), supports=tuple(sorted(taken)),
+                    dtypes=dtypes_named(dtype or []), any_dtype=any_dtype, transpose_state=transpose_state,
+                    layout="head-first" if head_first else "seq-first", contiguous=contiguous, multiple=multiple_of,
+                    kind="step" if step else "sequence", device=device,
+                ),
+            )
+        ]  # fmt: skip
+    results = [
+        _judge(console, preset, workers, quick=quick, full=full, seed=seed, bundles=failures) for preset in presets
+    ]
+    if as_json:
+        found = [to_json(result) for result in results]
+        print(
+            json.dumps(
+                found[0] if peer is None else {"schema": 1, "peer": peer, "subjects": found}, indent=2, allow_nan=False
+            )
+        )
+    raise typer.Exit(status(results))
+
+
+def status(results: list[Result]) -> int:
+    """The exit code of what was judged."""
+    if any(result.interrupted for result in results):
+        return INTERRUPTED
+    if any(result.failed or result.died for result in results):
+        return FAILED
+    return OK if results and all(result.records for result in results) else NOTHING
+
+
+def _again(console: Console, path: Path, as_json: bool) -> int:
+    """Run a bundle again; the exit code says whether it still fails."""
+    try:
+        records = replay_bundle(path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--replay") from error
+    for record in records:
+        text = record.message if record.failed else f"passes now, ratio {record.ratio}"
+        say(console, f"{'WRONG' if record.failed else 'RIGHT'}: {record.variant} {record.direction}: {text}")
+    if as_json:
+        print(json.dumps({"schema": 1, "records": msgspec.to_builtins(records)}, indent=2, allow_nan=False))
+    return FAILED if any(record.failed for record in records) else OK if records else NOTHING
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: no markup, no folding."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _judge(console: Console, preset: Preset, workers: int, **knobs: Any) -> Result:
+    """One function, its page printed."""
+    say(console, f"{WARNING} {preset.subject.function}")
+    try:
+        with local_executor(workers) as executor:
+            result = examine_subject(
+                preset.subject, executor, watch=lambda jobs, run: with_progress(console, jobs, run), **knobs
+            )
+    except SubjectError as error:
+        raise typer.BadParameter(str(error), param_hint="FUNCTION") from error
+    except BrokenProcessPool:
+        result = Result(preset.subject, died=True)
+    result.notes += preset.known
+    say(console, page(result) + "\n")
+    return result
+
+
+def _presets(console: Console, peer: str, names: list[str], as_: str | None) -> list[Preset]:
+    """A peer's presets that can run here; exit code 3 if none can."""
+    if peer not in PEERS:
+        raise typer.BadParameter(f"no peer {peer!r}; known: {', '.join(PEERS)}", param_hint="--peer")
+    if as_ is not None:
+        raise typer.BadParameter("a peer's presets know their operators", param_hint="--as")
+    try:
+        chosen = named(peer, names)
+    except KeyError as error:
+        raise typer.BadParameter(error.args[0], param_hint="NAME") from error
+    if package := missing(peer):
+        say(console, f"--peer {peer} needs the package {package}: pip install {package}")
+        raise typer.Exit(NOTHING)
+    for preset in chosen:
+        if not runnable(preset):
+            say(console, f"not tried: {preset.name} ({preset.subject.function}) needs a GPU")
+    here = [preset for preset in chosen if runnable(preset)]
+    if not here:
+        raise typer.Exit(NOTHING)
+    return here
+
+
+def _function(names: list[str] | None) -> str:
+    if not names or len(names) > 1:
+        raise typer.BadParameter(f"{len(names or [])} functions given, expected one", param_hint="FUNCTION")
+    return names[0]
+
+
+def _operator(name: str | None) -> str:
+    if name is None:
+        raise typer.BadParameter("needs --as OPERATOR: which operator should it be?", param_hint="--as")
+    return operators_named([name])[0].name
+
+
+def _features(names: list[str]) -> set[str]:
+    unknown = sorted(set(names) - FEATURES)
+    if unknown:
+        raise typer.BadParameter(f"no feature {unknown}; known: {sorted(FEATURES)}", param_hint="--without")
+    return set(names)
+
+
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given or []]
+    for left, sign, right in pairs:
+        if not (left and sign and right):
+            raise typer.BadParameter(f"{left + sign + right!r}, expected name=value", param_hint=option)
+    return {left: right for left, _, right in pairs}
+
+
+def _values(option: str, given: list[str] | None) -> dict[str, Any]:
+    return {name: _plain(text) for name, text in _pairs(option, given).items()}
+
+
+def _plain(text: str) -> Plain:
+    """A value from the command line: None, true or false, a number, else the text itself."""
+    words: dict[str, Plain] = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

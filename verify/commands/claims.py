@@ -1,0 +1,69 @@
+"""``linattest claims``: what the papers say, each with a verdict computed now and what it rests on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from linattest.verify.claims import ledger
+from linattest.verify.claims.ledger import LedgerError, Outcome, Row
+from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK
+from linattest.verify.executors import default_workers
+from linattest.verify.report.claims import print_claims, to_json
+
+
+def claims(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(help="claims, or beginnings of their ids: all their evidence is shown", metavar="[ID]..."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
+    own: Annotated[
+        list[Path] | None,
+        typer.Option("--ledger", metavar="FILE", help="your claims: a .toml of rows or a .py of @claim functions"),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="processes; default: one a core")] = default_workers(),
+) -> None:
+    """Compute the verdict of every claim of the three papers (or of your own) and compare it with the recorded one."""
+    try:
+        rows = _chosen(ledger.read(own or None), ids or [])
+    except LedgerError as error:
+        raise typer.BadParameter(str(error), param_hint="--ledger") from error
+    start = time.perf_counter()
+    console = Console(stderr=as_json)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("claims", total=len(rows))
+            outcomes = ledger.run(rows, min(workers, len(rows)), lambda _: bar.advance(task))
+    except KeyboardInterrupt:
+        console.print("[yellow]interrupted[/]: nothing is kept; `linattest claims ID` computes some of them")
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print(json.dumps(to_json(outcomes, time.perf_counter() - start), indent=2, allow_nan=False))
+    else:
+        print_claims(console, outcomes, full=bool(ids))
+    raise typer.Exit(status_of(outcomes))
+
+
+def _chosen(rows: list[Row], ids: list[str]) -> list[Row]:
+    unknown = [x for x in ids if not any(row.id.startswith(x) for row in rows)]
+    if unknown:
+        raise typer.BadParameter(f"no claim begins with {unknown}; known: {[r.id for r in rows]}", param_hint="ID")
+    return [row for row in rows if not ids or any(row.id.startswith(x) for x in ids)]
+
+
+def status_of(outcomes: Sequence[Outcome]) -> int:
+    """0 if all are as the ledger says, 1 if one differs, 3 if that is only for want of a tool or there is none."""
+    different = [o for o in outcomes if o.differs]
+    if any(o.stale or not o.excused for o in different):
+        return FAILED
+    return NOTHING if different or not outcomes else OK

@@ -1,0 +1,99 @@
+"""``linattest prove``: the statements that machines check, each beside a falsified twin."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated, get_args
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from linattest.proofs_checks import catalogue
+from linattest.proofs_checks.proof import Method, Proof
+from linattest.verify.commands.common import FAILED, NOTHING, OK
+from linattest.verify.environment import environment
+from linattest.verify.executors import default_workers
+
+SCHEMA = 1
+
+
+def prove(
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="statements, or beginnings of their ids; all if none", metavar="[ID]...")
+    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="only this method; may be repeated")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="processes; default: one a core")] = default_workers(),
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
+) -> None:
+    """Check every statement by machine (z3, sympy, Arb, every input), and that each check refutes a wrong variant."""
+    wanted, methods = _chosen(ids or []), _methods(method or [])
+    start = time.perf_counter()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("statements", total=None)
+        proofs = catalogue.run(
+            lambda identity, how: how in methods and any(identity.startswith(x) for x in wanted),
+            workers, lambda _: bar.advance(task),
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps(to_json(proofs, time.perf_counter() - start), indent=2, allow_nan=False))
+    else:
+        _print(Console(), proofs)
+    raise typer.Exit(status_of(proofs))
+
+
+def _chosen(ids: list[str]) -> list[str]:
+    known = list(catalogue.known_ids())
+    unknown = [x for x in ids if not any(identity.startswith(x) for identity in known)]
+    if unknown:
+        raise typer.BadParameter(f"no statement begins with {unknown}; known: {known}", param_hint="ID")
+    return ids or [""]
+
+
+def _methods(names: list[str]) -> tuple[str, ...]:
+    known = get_args(Method)
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise typer.BadParameter(f"no method {unknown}; known: {list(known)}", param_hint="--method")
+    return tuple(names) or known
+
+
+def status_of(proofs: list[Proof]) -> int:
+    """0 if everything stands, 1 if something is refuted or unknown, 3 if a tool was missing or nothing was asked."""
+    if any(not proof.stands and proof.status != "skipped" for proof in proofs):
+        return FAILED
+    return NOTHING if not proofs or any(proof.status == "skipped" for proof in proofs) else OK
+
+
+def to_json(proofs: list[Proof], seconds: float) -> dict[str, object]:
+    """The contract of ``prove --json``."""
+    return {
+        "schema": SCHEMA,
+        "proofs": msgspec.to_builtins(proofs),
+        "seconds": round(seconds, 3),
+        "environment": msgspec.to_builtins(environment()),
+    }
+
+
+def _print(console: Console, proofs: list[Proof]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("status", "statement", "twin", "s"):
+        table.add_column(column, overflow="fold", justify="right" if column == "s" else "left")
+    for proof in proofs:
+        colour = "green" if proof.stands else "yellow" if proof.status == "skipped" else "red"
+        table.add_row(
+            f"[{colour}]{proof.status}[/]", f"{proof.id}\n[dim]{proof.statement}[/]", proof.twin_status,
+            f"{proof.seconds:.1f}",
+        )  # fmt: skip
+    console.print(table)
+    for proof in (p for p in proofs if not p.stands):
+        console.print(f"[bold]{proof.id}[/]: {proof.status}, twin {proof.twin_status}; {proof.evidence}", markup=True)
+    counts = {s: sum(p.status == s for p in proofs) for s in ("proved", "refuted", "unknown", "skipped")}
+    console.print(
+        ", ".join(f"{n} {s}" for s, n in counts.items()) + f"; {sum(p.stands for p in proofs)} twins rejected"
+    )

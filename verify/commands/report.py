@@ -1,0 +1,96 @@
+"""``linattest report``: what a campaign wrote, for a browser, a CI server, a pull request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from linattest.verify import drift as drifts
+from linattest.verify.commands.common import FAILED, NOTHING, OK
+from linattest.verify.report.github import errors
+from linattest.verify.report.junit import junit as to_junit
+from linattest.verify.report.markdown import markdown as to_markdown
+from linattest.verify.report.sarif import sarif as to_sarif
+from linattest.verify.report.summary import Summary, load
+
+Found = TypeVar("Found")
+
+
+def report(
+    records: Annotated[
+        list[Path] | None, typer.Option(help="what `verify --records` wrote; may be repeated, the later file wins")
+    ] = None,
+    drift: Annotated[Path | None, typer.Option(help="what `drift --output` wrote")] = None,
+    selftest: Annotated[Path | None, typer.Option(help="what `selftest --json` printed")] = None,
+    diff: Annotated[Path | None, typer.Option(help="what `diff --json` printed")] = None,
+    html: Annotated[Path | None, typer.Option(help="write one offline page")] = None,
+    junit: Annotated[Path | None, typer.Option(help="write JUnit XML")] = None,
+    sarif: Annotated[Path | None, typer.Option(help="write SARIF 2.1.0")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="write a summary for a pull request; - prints it")] = None,
+    github: Annotated[bool, typer.Option("--github", help="print GitHub annotations")] = False,
+) -> None:
+    """Turn records into reports. The exit code is that of the records: 1 when one of them failed."""
+    console = Console(stderr=True, markup=False)
+    summary = _given("--records", lambda: load(records or []))
+    followed = _given("--drift", lambda: drifts.read(drift)) if drift else None
+    extras = {name: _object(f"--{name}", path) for name, path in (("selftest", selftest), ("diff", diff)) if path}
+    if not summary.records:
+        console.print(
+            "nothing to report: no record given; make some with `linattest verify --records FILE`, then "
+            "`linattest report --records FILE --html report.html`",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        raise typer.Exit(NOTHING)
+    if not (html or junit or sarif or markdown or github):
+        raise typer.BadParameter(
+            "name at least one: --html, --junit, --sarif, --markdown, --github", param_hint="report"
+        )
+    if html is not None:
+        _write("--html", html, _page(console, summary, followed, extras))
+    for name, path, make in (("--junit", junit, to_junit), ("--sarif", sarif, to_sarif)):
+        if path is not None:
+            _write(name, path, make(summary))
+    if markdown is not None and str(markdown) != "-":
+        _write("--markdown", markdown, to_markdown(summary))
+    elif markdown is not None:
+        print(to_markdown(summary), end="")
+    for line in errors(summary) if github else ():
+        print(line)
+    console.print(summary.verdict, highlight=False)
+    raise typer.Exit(FAILED if summary.failed else OK)
+
+
+def _page(console: Console, summary: Summary, followed: drifts.Drift | None, extras: dict[str, Any]) -> str:
+    try:
+        from linattest.verify.report.page import page
+    except ImportError as error:
+        console.print(f"--html needs the extra 'report' (pip install 'linattest[report]'): {error}", highlight=False)
+        raise typer.Exit(NOTHING) from error
+    return page(summary, followed, **extras)
+
+
+def _given(option: str, get: Callable[[], Found]) -> Found:
+    """What a file holds; a file that cannot be read, or holds something else, is a usage error."""
+    try:
+        return get()
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def _object(option: str, path: Path) -> dict[str, Any]:
+    found = _given(option, lambda: json.loads(path.read_text(encoding="utf-8")))
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path}: expected a JSON object, found {type(found).__name__}", param_hint=option)
+    return found
+
+
+def _write(option: str, path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {path}: {error}", param_hint=option) from error

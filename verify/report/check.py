@@ -1,0 +1,114 @@
+"""The verdict on a user's function: what was tried, what is wrong, what it looks like, how to run it again."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from linattest.verify.check import SUPPORTS, Result
+from linattest.verify.environment import environment
+from linattest.verify.records import SCHEMA, Record
+from linattest.verify.spec import DTYPES
+
+MOST_CASES = 4
+"""Failing cases printed in full: the worst of each kind."""
+
+WIDTH = 110
+
+
+def page(result: Result) -> str:
+    """The whole page as text; its first line is the verdict."""
+    lines = [verdict(result), *_tried(result)]
+    for i, found in enumerate(result.diagnoses, start=1):
+        lines += ["", *_wrapped(f"{i}. {found.fault}", ""), *_wrapped(f"evidence: {found.evidence}", "   ")]
+        lines += _wrapped(f"look at: {found.suggestion}", "   ")
+    for record in worst_cases(result.failed):
+        what = " ".join(dict.fromkeys((record.direction, record.what)))
+        lines += ["", *_wrapped(f"{what}, {record.case.describe()}", "")]
+        lines += _wrapped(record.message, "   ")
+        lines += [f"   {record.replay}"] if record.replay else []  # never folded: it is there to be copied
+    shown = len(worst_cases(result.failed))
+    if len(result.failed) > shown:
+        lines += ["", f"... and {len(result.failed) - shown} more failing checks (--json lists all)"]
+    return "\n".join(lines)
+
+
+def verdict(result: Result) -> str:
+    """One line: wrong, or right on everything tried."""
+    name, operator, count = result.subject.function, result.subject.operator, len(result.records)
+    if result.interrupted:
+        return f"INTERRUPTED: {name} as {operator}: {len(result.failed)} of {count} checks failed so far"
+    if result.died:
+        return f"WRONG: {name} as {operator}: the process that called it died before anything was judged"
+    if not count:
+        return f"NOTHING TRIED: {name} as {operator}"
+    if result.failed:
+        return f"WRONG: {name} as {operator}: {len(result.failed)} of {count} checks failed"
+    return f"RIGHT on all {count} checks tried: {name} as {operator}"
+
+
+def _tried(result: Result) -> list[str]:
+    counts = Counter(record.direction for record in result.records)
+    dtypes = [d for d in DTYPES if any(r.case.dtype == d for r in result.records)]
+    words = [SUPPORTS[x] for x in SUPPORTS if x in result.subject.supports and x != "gradient"]
+    inputs = len({record.case.key for record in result.records})
+    kinds = {"forward": "outputs", "gradient": "gradients", "property": "properties"}
+    tried = ", ".join(f"{counts[kind]} {word}" for kind, word in kinds.items() if counts[kind])
+    lines = _wrapped(
+        f"tried: {inputs} inputs ({tried}) in {', '.join(dtypes) or 'no dtype'}"
+        + (f"; {', '.join(words)}" * bool(words)),
+        "",
+    )
+    for title, said in (("not tried", result.not_tried), ("note", result.notes)):
+        for line in said:
+            lines += _wrapped(f"{title}: {line}", "")
+    return lines
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "   ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def worst_cases(failed: list[Record]) -> list[Record]:
+    """The worst failure of each direction and dtype: wrong values before errors, at most four."""
+
+    def badness(record: Record) -> tuple[bool, float]:
+        return record.status == "fail", float("inf") if record.ratio is None else record.ratio
+
+    found: dict[tuple[str, str], Record] = {}
+    for record in sorted(failed, key=badness, reverse=True):
+        found.setdefault((record.direction, record.case.dtype), record)
+    return list(found.values())[:MOST_CASES]
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """The object that ``check --json`` prints (schema 1)."""
+    return {
+        "schema": SCHEMA,
+        "function": result.subject.function,
+        "operator": result.subject.operator,
+        "passed": result.passed,
+        "checks": len(result.records),
+        "failed": len(result.failed),
+        "supports": sorted(result.subject.supports),
+        "dtypes": list(result.subject.dtypes),
+        "not_tried": result.not_tried,
+        "notes": result.notes,
+        "diagnoses": msgspec.to_builtins(result.diagnoses),
+        "failures": [
+            {
+                "dtype": r.case.dtype, "what": r.direction, "output": r.what, "case": r.case.describe(),
+                "ratio": r.ratio, "message": r.message, "replay": r.replay,
+            }
+            for r in result.failed
+        ],
+        "seconds": round(result.seconds, 2),
+        "interrupted": result.interrupted,
+        "environment": msgspec.to_builtins(environment()),
+    }  # fmt: skip
