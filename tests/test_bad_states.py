@@ -42,10 +42,10 @@ def call(operator: Operator, variant: Variant, batch: Batch, state: Tree) -> tup
     return resolve(variant.function)(*positional, **given)
 
 
-def good(operator: Operator, variant: Variant, setting: Any) -> tuple[Batch, Tree]:
+def good(operator: Operator, variant: Variant, setting: Any, dtype: str = "float32") -> tuple[Batch, Tree]:
     """Arguments and a state of two sequences; one with levels holds buckets."""
     structure = Structure(B=2, T=1 if variant.kind == "step" else 3, H=2, K=4, V=3, initial_state=True)
-    batch = build(operator, Case(operator=operator.name, structure=structure, options=setting))
+    batch = build(operator, Case(operator=operator.name, structure=structure, options=setting, dtype=dtype))
     if batch.state is None:
         return batch, call(operator, variant, batch, None)[1]
     if "position" in batch.state:
@@ -168,6 +168,18 @@ def test_a_bad_state_is_refused_by_name(operator: Operator, variant: Variant, ba
         call(operator, variant, batch, bad.state)
     missing = [word for word in bad.words if word not in str(caught.value)]
     assert not missing, f"{bad.what}: {caught.value} lacks {missing}"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_state_in_the_inputs_own_narrow_dtype_is_refused(dtype: str):
+    """A state is float32 beside narrow inputs; the one that comes to hand has theirs."""
+    for operator in registry.OPERATORS:
+        for variant in (v for v in operator.variants if "state" in v.supports and "impls" in v.function):
+            batch, tree = good(operator, variant, settings(operator)[0], dtype)
+            narrow = (bad for bad in bad_leaves(tree, bool(operator.states)) if bad.what.endswith(dtype))
+            for bad in narrow if batch.state else ():  # a cache without a record holds what came in
+                with pytest.raises(TypeError, match=dtype):
+                    call(operator, variant, batch, bad.state)
 
 
 def test_a_good_state_is_accepted():

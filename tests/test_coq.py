@@ -69,7 +69,7 @@ PLANTED = {
     "an open proof": ("Theorem holds : 1 + 1 = 3.\nProof. Admitted.\n", "Admitted"),
     "an axiom": ("Axiom wrong : 1 = 2.\nTheorem holds : 1 + 1 = 3.\nProof. now rewrite wrong. Qed.\n", "Axiom"),
     "an axiom by another name": (
-        "Hypothesis wrong : 1 + 1 = 3.\nTheorem holds : 1 + 1 = 3.\nProof. exact wrong. Qed.\n", "more than Coq's logic",
+        "Hypothesis wrong : 1 = 2.\nTheorem holds : 1 = 2.\nProof. exact wrong. Qed.\n", "more than Coq's logic",
     ),
     "an axiom of the library": (
         "From Coq Require Import Classical.\nTheorem holds : forall P, P \\/ ~ P.\nProof. exact classic. Qed.\n",
@@ -114,7 +114,7 @@ def test_a_twin_must_be_a_negation(tmp_path: Path):
 
 @needs_coq
 def test_what_a_file_prints_itself_is_not_taken_for_coqs_word(tmp_path: Path):
-    forged = f'Goal True. idtac "== assumptions holds". idtac "{compiler.CLOSED}". Abort.\n'
+    forged = f'Goal True. idtac "== assumptions". idtac "{compiler.CLOSED}". Abort.\n'
     text = "Hypothesis wrong : 1 = 2.\nTheorem holds : 1 = 2.\nProof. exact wrong. Qed.\n" + forged
     assert compiler.proved("planted.holds", _room(tmp_path, planted=text)).status == "unknown"
 

@@ -77,3 +77,17 @@ def test_a_query_that_asks_nothing_keeps_its_bits_and_lam_its_gradient():
     ones, _ = covariance_contract.chunk(q, calm, torch.ones(1, 3, 1))
     assert lam.grad is not None
     torch.testing.assert_close(lam.grad, (ones - q).sum(-1))
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_keys_that_all_weigh_nothing_leave_an_empty_covariance(form: str):
+    """Sigma is 0 and the state that of no token but for its reference, so that what follows is as from the start."""
+    q, k, lam = torch.randn(1, 5, 1, 3), torch.randn(1, 5, 1, 3) + 100, torch.ones(1, 5, 1)
+    run = getattr(covariance_contract, form)
+    o, state = run(q, k, lam, weight=torch.zeros(1, 5, 1), output_final_state=True)
+    assert torch.equal(o, q)
+    assert not state.count.any() and not state.mean.any() and not state.scatter.any()
+    later = [torch.randn(1, 7, 1, 3), torch.randn(1, 7, 1, 3), torch.rand(1, 7, 1)]
+    after, whole = (run(*later, initial_state=x, output_final_state=True) for x in (state, None))
+    torch.testing.assert_close(after[0], whole[0], rtol=1e-4, atol=1e-4)  # the far reference costs digits in float32
+    assert after[1].count == whole[1].count == 7

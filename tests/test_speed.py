@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from linattest.verify import registry
-from linattest.verify.executors import default_workers
 from linattest.verify.environment import environment
+from linattest.verify.executors import default_workers
 from linattest.verify.grids import settings
 from linattest.verify.inputs import Case, Scalar, Structure, build
 from linattest.verify.spec import Operator

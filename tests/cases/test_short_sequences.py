@@ -60,6 +60,8 @@ def test_no_token_returns_the_state_bit_for_bit(operator, variant, setting, make
     assert outcome["o"].shape == (B, 0, 2, 4) and outcome["o"].dtype == getattr(torch, dtype)
     for name, x in (batch.state or {}).items():
         same_bits(outcome[f"state.{name}"], x, f"state {name}")
+        shared = outcome[f"state.{name}"].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        assert not shared or not x.numel(), f"the returned {name} is the one passed in"
         if x.is_floating_point():
             wanted = batch.cotangents[f"state.{name}"]
             same_bits(outcome[f"d state.{name}"], wanted, f"gradient of state {name}")
