@@ -48,15 +48,17 @@ def test_a_twin_is_about_another_statement_than_the_theorem():
 
 
 @needs_coq
-def test_no_output_of_coq_lies_beside_the_sources():
-    compiler.report("fenwick")
-    assert {file.suffix for file in ROOM.iterdir() if file.is_file()} == {".v", ".py"}
+def test_coq_writes_nothing_beside_the_sources_nor_where_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = "From Coq Require Import Lia.\nTheorem holds : forall n, n < n + 1.\nProof. lia. Qed.\n"
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    room = _room(tmp_path / "room", planted=text)
+    assert compiler.proved("planted.holds", room).status == "proved"
+    assert not list(here.iterdir()) and [file.name for file in room.iterdir()] == ["planted.v"]
 
 
 def test_every_theorem_of_every_file_is_a_statement_or_a_twin():
     """`Theorem` is for what is stated; what is on the way there is a `Lemma`."""
-    stated = {f"{s.id}": s for s in STATEMENTS}
-    assert len(stated) == len(STATEMENTS)
     named = [name for file in FILES for name in compiler.THEOREM.findall((ROOM / f"{file}.v").read_text())]
     assert len(named) == len(set(named)) == 2 * len(STATEMENTS)
     assert {f"twin_{name}" for name in named if not name.startswith("twin_")} < set(named)
@@ -98,6 +100,30 @@ def test_a_planted_fault_is_not_proved(fault: str, tmp_path: Path, monkeypatch: 
     text, said = PLANTED[fault]
     answer = compiler.proved("planted.holds", _room(tmp_path, planted=text))
     assert answer.status == "unknown" and said in answer.evidence["error"], answer
+
+
+@needs_coq
+@pytest.mark.parametrize(
+    ("file", "name", "true", "false"),
+    [
+        ("fenwick", "level_is_block", "level t s = S j <-> in_block", "level t s = j <-> in_block"),
+        ("fenwick", "most_levels", "level t s <= bit_length (T - 1)", "level t s <= bit_length (T - 2)"),
+        ("forms", "cauchy_schwarz", "form M x y ^+ 2 <= form M x x * form M y y", "form M x y ^+ 2 <= form M x x"),
+    ],
+)
+def test_a_theorem_made_false_is_not_proved(file: str, name: str, true: str, false: str, tmp_path: Path):
+    text = (ROOM / f"{file}.v").read_text()
+    begin = text.index(f"Theorem {name} ")
+    assert true in text[begin:]
+    changed = text[:begin] + text[begin:].replace(true, false, 1)
+    assert compiler.proved(f"{file}.{name}", _room(tmp_path, **{file: changed})).status == "unknown"
+
+
+@needs_coq
+def test_a_missing_library_is_skipped(tmp_path: Path):
+    text = "From mathcomp Require Import no_such_library.\n" + GOOD
+    answer = compiler.proved("planted.holds", _room(tmp_path, planted=text))
+    assert answer.status == "skipped" and compiler.INSTALL in answer.evidence["skipped"]
 
 
 @needs_coq

@@ -56,6 +56,16 @@ rewrite energy_scale energy_outer.
 by rewrite mulr_ge0 ?dot_ge0 // divr_ge0 ?subr_ge0 // ltW.
 Qed.
 
+(* From width 2 on some row keeps its energy, so that the norm of J is not less than 1. *)
+Theorem energy_attained M k n : (1 < d)%N ->
+  exists2 s : 'rV[R]_d, s != 0 & energy M (s *m jacobian k (gain M k n)) = energy M s.
+Proof.
+move=> wide; have : kermx k != 0.
+  by rewrite -mxrank_eq0 mxrank_ker subn_eq0 -ltnNge; apply: leq_ltn_trans (rank_leq_col k) wide.
+case/rowV0Pn => s /sub_kermxP sk nz; exists s => //.
+by rewrite /jacobian mulmxBr mulmx1 mulmxA sk mul0mx subr0.
+Qed.
+
 (* In VLA, where n = |A k| and |k| = 1, c is a cosine: it lies in (0, 1]. *)
 Theorem cosine_range M k n : symmetric M -> pd M -> dot k k = 1 -> 0 < n ->
   n ^+ 2 = dot (invmx M *m k) (invmx M *m k) -> 0 < dot (gain M k n) k <= 1.

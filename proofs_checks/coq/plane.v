@@ -78,6 +78,17 @@ rewrite example_gain => /(_ (example_cosine R)); rewrite example_image !energy_r
 by rewrite -natrM -!natrM -!natrD mul1r -(natrD _ 1) ler_nat.
 Qed.
 
+(* Twin: some row keeps its energy from width 1 on. *)
+Theorem twin_energy_attained : forall R : realFieldType, ~ (forall d (M : 'M[R]_d) k n, (0 < d)%N -> pd M ->
+  exists2 s : 'rV[R]_d, s != 0 & energy M (s *m jacobian k (gain M k n)) = energy M s).
+Proof.
+move=> R /(_ 1%N 1%:M 1%:M 1 isT (one_pd ltr01)) [s nz].
+rewrite /gain invmx1 invr1 scale1r !mulmx1 /jacobian tr_scalar_mx mulmx1 subrr mulmx0.
+rewrite [s]mx11_scalar one_energy -(raddf0 (scalar_mx_additive _ _)) one_energy expr0n /= mul0r mulr1.
+move=> /esym /eqP; rewrite sqrf_eq0 => /eqP s0; move/negP: nz; apply; apply/eqP.
+by rewrite [s]mx11_scalar s0 raddf0.
+Qed.
+
 (* Twin: the cosine stays below 1. *)
 Theorem twin_cosine_range : forall R : realFieldType, ~ (forall d (M : 'M[R]_d) (k : 'cV[R]_d) n,
   symmetric M -> pd M -> dot k k = 1 -> 0 < n ->

@@ -1,7 +1,7 @@
 (* Products of VLA's Jacobians: they grow at most polynomially in the number of tokens. *)
 From mathcomp Require Import all_ssreflect all_algebra.
 From mathcomp.algebra_tactics Require Import ring.
-From Linattest Require Import forms penalty energy plane sequence determinant.
+From Linattest Require Import forms penalty energy plane sequence certificate determinant.
 Set Implicit Arguments.
 Unset Strict Implicit.
 Unset Printing Implicit Defensive.

@@ -85,6 +85,11 @@ STATEMENTS = (
         twin="tr(S J J^T S^T) <= tr(S S^T): nor in the Euclidean norm", twin_file="plane",
     ),
     theorem(
+        "vla.energy.attained", "energy.energy_attained", f"d >= 2, any M and n, {GAIN}",
+        "tr(s J M J^T s^T) = s M s^T for some row s that is not 0: the norm of J is not less than 1",
+        twin="the same for d >= 1, M positive definite", twin_file="plane",
+    ),
+    theorem(
         "vla.energy.cosine", "energy.cosine_range", f"{DEFINITE}, |k| = 1, n = |A k|, c = k^T A k / n",
         "0 < c <= 1",
         twin="0 < c < 1", twin_file="plane",
@@ -106,23 +111,30 @@ STATEMENTS = (
         twin="|S J_1 .. J_T|_F <= |S|_F",
     ),
     theorem(
-        "vla.least-squares", "sequence.least_squares", f"u = k, gain A_t k_t not normalised, lam0 > 0, {FIELD}",
+        "vla.least-squares.any-length", "sequence.least_squares",
+        f"u = k, gain A_t k_t not normalised, lam0 > 0, {FIELD}",
         "S_T = (sum of v k^T) (lam0 I + sum of k k^T)^{-1}, for any number of tokens",
-        twin="the same with the gain normalised",
+        twin="the same with the gain normalised", twin_file="certificate",
     ),
     theorem(
-        "vla.certificate", "sequence.certificate_holds",
+        "vla.certificate", "certificate.certificate_holds",
         f"M_t = lam0 I + sum of u u^T, lam0 > 0, gains A_t k_t / n_t with n_t > 0 and c_t <= 2, {ROOTS}",
         "|S_t|_M <= B_t = sqrt(1 + u_t^T A_{t-1} u_t) B_{t-1} + |v_t| sqrt(c_t / n_t), B_0 = |S_0|_M, for every t",
         twin="the same without sqrt(1 + u^T A u)",
     ),
     theorem(
-        "vla.certificate.state", "sequence.vla_state_bounded", KEYS,
+        "vla.certificate.state", "certificate.vla_state_bounded", KEYS,
         "|S_t|_F <= B_t / sqrt(lam0) for every sequence",
         twin="|S_t|_F <= B_t",
     ),
     theorem(
-        "linear.state-bound", "sequence.linear_attention_bound", f"any number of tokens, {ROOTS}",
+        "vla.certificate.floor", "certificate.vla_state_bounded_below",
+        f"{KEYS}; mu > 0, mu |x|^2 <= x^T M_t x for every x",
+        "|S_t|_F <= B_t / sqrt(mu), so with the least eigenvalue of M_t in mu's place",
+        twin="|S_t|_F <= B_t / (2 sqrt(mu))",
+    ),
+    theorem(
+        "linear.state-bound", "certificate.linear_attention_bound", f"any number of tokens, {ROOTS}",
         "|sum of v_t k_t^T|_F <= sum of |v_t| |k_t|",
         twin="|sum of v_t k_t^T|_F <= the largest |v_t| |k_t|",
     ),

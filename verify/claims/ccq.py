@@ -111,7 +111,7 @@ def contraction() -> Verdict:
     factor = 1 - lam * sigma
     return corrected(
         against=[
-            exact("keys 3 and -3, width 1, lam = 1/2: q becomes -7/2 q", abs(factor.p) > factor.q, -1, factor=str(factor)),
+            exact("keys 3 and -3, lam = 1/2: q becomes -7/2 q", abs(factor.p) > factor.q, -1, factor=str(factor)),
         ],
         instead="I - lam Sigma is non-expansive exactly if lam lam_max(Sigma) <= 2, and keys of length 1 ensure it",
         by=proofs("ccq.bounds.contraction", "ccq.bounds.sign", "ccq.bounds.unit-keys"),
@@ -182,12 +182,12 @@ def identity(seeds: int = 3) -> Verdict:
 def _linear_in_lam(seed: int) -> float:
     tensors, extra = _operands("gla", seed)
     shape = tensors[0].shape[:3]
-    wide = [x.double() for x in tensors]
+    q, k, v = (x.double() for x in tensors)
     extra = {name: x.double() for name, x in extra.items()}
 
     def moved(lam: float) -> float:
         rates = [torch.full(shape, x, dtype=torch.float64) for x in (lam, 0.0)]
-        o, base = (ccq.recurrent(*wide, rate, backbone="gla", **extra)[0] for rate in rates)
+        o, base = (ccq.recurrent(q, k, v, rate, backbone="gla", **extra)[0] for rate in rates)
         return float((o - base).norm()) / lam
 
     return moved(1e-3) / moved(1e-2)

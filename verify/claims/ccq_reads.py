@@ -7,7 +7,6 @@ from typing import Any
 
 import flint
 import torch
-from scipy import stats
 
 from linattest.verify.claims.gather import proofs
 from linattest.verify.claims.verdicts import Evidence, Verdict, exact, measured, refuted, supported
@@ -112,8 +111,9 @@ def softmax_competition(n: int = 64, d: int = 16, seeds: int = 40, lam: float = 
 
 
 def _ranks(keys: Tensor, query: Tensor, lam: float) -> list[float]:
-    plain, clean = ((keys @ x.mT).squeeze(-1).numpy() for x in (query, contracted(keys, query, lam)))
-    return [float(stats.spearmanr(a, b).statistic) for a, b in zip(plain, clean, strict=True)]
+    scores = ((keys @ x.mT).squeeze(-1) for x in (query, contracted(keys, query, lam)))
+    plain, clean = (x.argsort(1).argsort(1).double() for x in scores)
+    return [float(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in zip(plain, clean, strict=True)]
 
 
 def _agreement(keys: Tensor, query: Tensor, lam: float, temperature: float) -> Tensor:

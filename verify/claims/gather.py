@@ -17,19 +17,8 @@ WITNESSES = "verify/data/witnesses"
 
 
 def proof(identity: str) -> Evidence:
-    """The statement of that id, checked now. It stands if it is proved and its falsified twin rejected."""
-    lacks = ""
-    for module in catalogue.MODULES:
-        where = f"proofs_checks/{module.name.replace('.', '/')}"
-        try:
-            statements = catalogue.statements(module)
-        except ImportError as error:
-            lacks = lacks or (module.needs if error.name == module.needs else "")
-            continue
-        for statement in statements:
-            if statement.id == identity:
-                return _evidence(_checked(statement), where)
-    return Evidence(kind="proof", text=f"{identity}: there is no such statement", stands=False, lacks=lacks)
+    """The statement of that id, checked now (not Coq's). It stands if it is proved and its falsified twin rejected."""
+    return _look_up(identity, coq=False)
 
 
 def proofs(*identities: str) -> list[Evidence]:
@@ -37,22 +26,42 @@ def proofs(*identities: str) -> list[Evidence]:
     return [proof(identity) for identity in identities]
 
 
-def every_width(*words: str) -> list[Evidence]:
-    """Coq's statements whose ids hold one of these words; without Coq a reason that says what is not claimed."""
-    found: list[Evidence] = []
+def in_coq(*identities: str, needed: bool = True) -> list[Evidence]:
+    """Coq's statements of these ids, for every width and length.
+
+    Where Coq is not installed a reason stands for them, and with ``needed`` the verdict claims less.
+    """
+    found = [_look_up(identity, coq=True) for identity in identities]
+    if any(e.lacks for e in found):
+        return [
+            reason(
+                f"not checked for every width or length, for want of Coq: {', '.join(identities)}",
+                lacks="coq" if needed else "",
+            )
+        ]
+    return found
+
+
+def _look_up(identity: str, *, coq: bool) -> Evidence:
+    lacks = ""
     for module in catalogue.MODULES:
-        if module.method != "coq":
+        if (module.method == "coq") != coq:
             continue
         try:
             statements = catalogue.statements(module)
-        except ImportError:
+        except ImportError as error:  # its tool is not installed, or its own file is gone
+            lacks = lacks or (module.needs if error.name == module.needs else "")
             continue
-        chosen = [s for s in statements if any(word in s.id for word in words)]
-        found += [_evidence(_checked(s), f"proofs_checks/{module.name.replace('.', '/')}") for s in chosen]
-    absent = [e for e in found if e.lacks]
-    if found and not absent:
-        return found
-    return [reason(f"no proof for every width was run ({', '.join(words)}): Coq is not installed", lacks="coq")]
+        for statement in statements:
+            if statement.id == identity:
+                return _evidence(_checked(statement), f"proofs_checks/{module.name.replace('.', '/')}.py")
+    return Evidence(
+        kind="proof",
+        text=f"{identity}: there is no such statement",
+        values={"status": "missing"},
+        stands=False,
+        lacks=lacks,
+    )
 
 
 @cache

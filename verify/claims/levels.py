@@ -14,7 +14,7 @@ from linattest.impls.level_weights import LambdaLinear, LambdaMLPSoftplus
 from linattest.impls.lm import CausalLM, LMConfig
 from linattest.verify import registry
 from linattest.verify.claims import exact as balls
-from linattest.verify.claims.gather import proofs
+from linattest.verify.claims.gather import in_coq, proofs
 from linattest.verify.claims.verdicts import (
     Evidence,
     Verdict,
@@ -35,7 +35,8 @@ def levels(longest: int = 1024) -> Verdict:
     wrong = sum(_sizes(t) != t + 1 for t in range(longest))
     return proved(
         *proofs("lam.fenwick.blocks", "lam.fenwick.partition", "lam.fenwick.carry", "lam.fenwick.levels"),
-        counted("tokens whose buckets do not hold as many tokens as there are", wrong == 0, wrong=wrong, tokens=longest),
+        *in_coq("lam.fenwick.coq-partition", "lam.fenwick.coq-levels", needed=False),
+        counted("tokens whose buckets hold another number of tokens", wrong == 0, wrong=wrong, tokens=longest),
         counted(
             "most buckets a token reads, by T: at most log2 T + 1", all(n <= T.bit_length() for T, n in most.items()),
             buckets=most,

@@ -43,7 +43,7 @@ def claims(
     try:
         with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("claims", total=len(rows))
-            outcomes = ledger.run(rows, min(workers, len(rows)), lambda _: bar.advance(task))
+            outcomes = ledger.run(rows, max(1, min(workers, len(rows))), lambda _: bar.advance(task))
     except KeyboardInterrupt:
         console.print("[yellow]interrupted[/]: nothing is kept; `linattest claims ID` computes some of them")
         raise typer.Exit(INTERRUPTED) from None
