@@ -107,7 +107,9 @@ def _far(ours: bool, T: int = 512, d: int = 8, seeds: int = 4) -> list[float]:
 
 def contraction() -> Verdict:
     """Two keys, 3 and -3, and lam = 1/2: the query grows by 7/2."""
-    sigma, lam = flint.fmpq(9), flint.fmpq(1, 2)
+    keys, lam = [flint.fmpq(3), flint.fmpq(-3)], flint.fmpq(1, 2)
+    mean = sum(keys, flint.fmpq(0)) / len(keys)
+    sigma = sum((k * k for k in keys), flint.fmpq(0)) / len(keys) - mean * mean
     factor = 1 - lam * sigma
     return corrected(
         against=[

@@ -88,7 +88,7 @@ def softmax_competition(n: int = 64, d: int = 16, seeds: int = 40, lam: float = 
     gains: list[Evidence] = []
     for spread in (0.25, 0.5, 1.0):
         keys, _, query = memories(n, d, seeds, spread)
-        for temperature in (1.0, 4.0, 16.0):
+        for temperature in (16.0, 4.0, 1.0):
             gain = _agreement(keys, query, lam, temperature) - _agreement(keys, query, 0.0, temperature)
             competes = temperature >= 4  # at 1 the weights of unit keys are nearly equal: nobody has lost
             gains.append(

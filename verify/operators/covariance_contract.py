@@ -85,7 +85,7 @@ NARROW = ("float32", "bfloat16", "float16")
 FADED_COUNT = Limitation(
     variant="step",
     dtypes=NARROW,
-    families=("fading",),
+    families=("fading", "one_direction"),
     why="the count and the scatter are handed over in float32: after enough strong forgetting without a weighted token "
     "(e^-88 in all) both are 0, and Sigma, their quotient, with them; in float64 it is e^-708",
 )
@@ -93,8 +93,7 @@ FADED_COUNT = Limitation(
 
 FADED_GATE = Limitation(
     variant="chunk",
-    dtypes=("float64",),
-    families=("fading", "captured"),
+    families=("fading", "captured", "coherent", "one_direction"),
     directions=("gradient",),
     why="the mean is a quotient of two decayed sums: where a gate hardly moves it, the gradients of the two cancel "
     "to a rounding of 1, not of what is left of the exact one (1e-55 for fading, 1e-4 seen for captured)",

@@ -96,9 +96,10 @@ OPERATOR = Operator(
         ),
         Limitation(
             variant="sdpa-flash",
-            families=("tiny",),
+            families=("tiny", "zeros", "captured"),
             directions=("gradient",),
-            why="PyTorch's flash backward leaves the rounding of tiny differences where the exact gradient is 0",
+            why="PyTorch's flash backward leaves the rounding of tiny differences where the exact gradient is 0, and "
+            "adds float16 gradients up in float16",
         ),
         Limitation(
             variant="sdpa-flash",

@@ -88,8 +88,20 @@ def _word(o: Outcome) -> str:
 
 
 def _brief(o: Outcome) -> str:
-    first = next((e for e in o.evidence if e.kind != "proof"), None) or next(iter(o.evidence), None)
-    return "" if first is None else first.text
+    """The correction, the proofs' names, or the first figure: what one line can say."""
+    instead = [e.text for e in o.evidence if e.kind == "reason" and e.text.startswith("instead: ")]
+    if o.verdict == "corrected" and instead:
+        return instead[0]
+    if o.verdict == "proved":
+        return "by " + ", ".join(e.text.split(": ")[0] for e in o.evidence if e.kind == "proof")
+    first = next((e for e in o.evidence if e.kind != "proof"), None)
+    if first is None:
+        return ""
+    if first.kind == "measurement":
+        mean, low, high = (_number(first.values[name]) for name in ("mean", "low", "high"))
+        return f"{first.text}: {mean} ({low} to {high}, {first.values['seeds']} seeds)"
+    shown = next(iter(first.values.values()), "")
+    return first.text + (f": {_number(shown)}" if first.values else "")
 
 
 def _print_one(console: Console, o: Outcome) -> None:
@@ -121,4 +133,6 @@ def _number(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_number(x) for x in value) + "]"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_number(x)}" for name, x in value.items())
     return f"{value[:24]}..." if isinstance(value, str) and len(value) > 40 and value[:1].isdigit() else str(value)
