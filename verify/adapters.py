@@ -124,7 +124,9 @@ class Adapter:
         if not unfed and not empty:
             return
         free = empty or [name for name in self.parameters if self._source(name)[0] not in known]
-        proposal = " ".join(f"--map {theirs}={ours}" for theirs, ours in zip(free, unfed, strict=False))
+        proposal = " ".join(
+            f"--map {theirs}={ours}" for ours in unfed for theirs in free if theirs.lower().startswith(ours)
+        )
         raise SubjectError(
             f"{self.subject.name}({', '.join(self.parameters)}) does not fit {self.operator.name}"
             f"({', '.join(inputs)}): "
@@ -153,7 +155,11 @@ class Adapter:
         if isinstance(ours.get("cu_seqlens"), torch.Tensor):
             ours["cu_seqlens"] = ours["cu_seqlens"].to(self.subject.device)
         arguments, keywords = self._arguments(ours, required, tensors[0].shape[-1])
-        return self._returned(self.function(*arguments, **keywords), tensors[0].dtype, given)
+        try:
+            returned = self.function(*arguments, **keywords)
+        except SystemExit as error:  # it would end the campaign, with its own exit code
+            raise RuntimeError(f"{self.subject.name} ended the process: sys.exit({error.code!r})") from error
+        return self._returned(returned, tensors[0].dtype, given)
 
     def _arguments(self, ours: dict[str, Any], required: list[str], width: int) -> tuple[list[Any], dict[str, Any]]:
         if self.parameters is None:

@@ -48,11 +48,21 @@ class Result:
     seconds: float = 0.0
     interrupted: bool = False
     died: bool = False
+    strict: bool = False
 
     @property
     def failed(self) -> list[Record]:
-        """The records that fail."""
-        return [record for record in self.records if record.failed]
+        """The records that fail; broken promises only if ``strict``."""
+        return [x for x in self.records if x.failed and (self.strict or not promise_of(x))]
+
+    @property
+    def broken(self) -> dict[str, list[Record]]:
+        """What fails beyond the values, by promise: a caller may or may not rely on it."""
+        found: dict[str, list[Record]] = {}
+        for record in self.records:
+            if record.failed and (name := promise_of(record)):
+                found.setdefault(name, []).append(record)
+        return found
 
     @property
     def passed(self) -> bool:
@@ -63,6 +73,14 @@ class Result:
         from linattest.verify.report.check import page
 
         return page(self)
+
+
+def promise_of(record: Record) -> str:
+    """The promise that a failing record breaks; empty if a value is wrong."""
+    if record.case.structure.T == 0:
+        return "empty sequences"
+    promised = {p.name for p in registry.properties(registry.operator(record.case.operator)) if p.promise}
+    return record.what if record.direction == "property" and record.what in promised else ""
 
 
 class InProcess(Executor):
@@ -80,7 +98,7 @@ class InProcess(Executor):
 
 def check(
     function: Callable[..., Any] | str, operator: str, *, quick: bool = True, full: bool = False, seed: int = 0,
-    bundles: Path | None = None, executor: Executor | None = None, **description: Any,
+    bundles: Path | None = None, executor: Executor | None = None, strict: bool = False, **description: Any,
 ) -> Result:  # fmt: skip
     """Judge a function as an operator: forward, gradients, properties, every dtype and feature that it takes.
 
@@ -90,6 +108,7 @@ def check(
         quick: a first impression (the default here); ``quick=False`` takes the sample of ``linattest verify``.
         bundles: a folder for replay bundles of what fails.
         executor: where to run; here, if none is given.
+        strict: whether a broken promise (``Property.promise``, an empty sequence) counts as wrong.
         description: fields of ``Subject``: ``rename``, ``fixed``, ``only``, ``dtypes``, ``supports``, ...
 
     Raises:
@@ -98,7 +117,9 @@ def check(
     """
     path = function if isinstance(function, str) else hand_over(function)
     subject = Subject(function=path, operator=registry.operator(operator).name, **description)
-    return examine_subject(subject, executor or InProcess(), quick=quick, full=full, seed=seed, bundles=bundles)
+    result = examine_subject(subject, executor or InProcess(), quick=quick, full=full, seed=seed, bundles=bundles)
+    result.strict = strict
+    return result
 
 
 Progress = Callable[[list[Record]], None]
@@ -125,7 +146,8 @@ def examine_subject(
     )
     result = Result(subject, campaign.records, [], not_tried, notes, campaign.seconds, campaign.interrupted)
     if result.failed and not result.interrupted:
-        result.diagnoses = executor.submit(diagnose, subject, result.records).result()
+        wrong = [record for record in result.records if not (record.failed and promise_of(record))]
+        result.diagnoses = executor.submit(diagnose, subject, wrong).result()
     return result
 
 

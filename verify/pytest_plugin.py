@@ -32,7 +32,7 @@ def linattest_cases(
         operator: the operator's name, as ``linattest info`` lists them.
         function: the function, or "module:function"; small calls of it are made here, to learn what it takes.
         full, quick, seed: as ``linattest check``.
-        description: as ``linattest.verify.check.check``: ``rename``, ``fixed``, ``only``, ``dtypes``, ...
+        description: as ``linattest.verify.check.check``: ``rename``, ``fixed``, ``only``, ``dtypes``, ``strict``, ...
 
     Raises:
         SubjectError: the signature does not fit the operator; pytest shows it as an error of collection.

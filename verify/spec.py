@@ -92,13 +92,15 @@ class Property:
 
     ``check`` takes a probe (``linattest.verify.probe.Probe``) and yields findings; an empty answer
     means the property could not be tried there. ``needs`` are variant features it depends on. Each of ``faults``
-    takes a right function (a variant's) and returns a wrong one that must turn the property red.
+    takes a right function (a variant's) and returns a wrong one that must turn the property red. ``promise`` marks what
+    goes beyond right values (equal bits in another batch, layout or mode): ours keep it, a user's function need not.
     """
 
     name: str
     statement: str
     check: Callable[[Any], Iterable[Any]]
     needs: frozenset[str] = frozenset()
+    promise: bool = False
     faults: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = ()
 
     def __post_init__(self) -> None:

@@ -108,7 +108,7 @@ def load(path: str) -> Callable[..., Any]:
             raise SubjectError(f"{place} has no {part!r}; it has {', '.join(callables) or 'no public callable'}")
         found = getattr(found, part)
     if not callable(found):
-        raise SubjectError(f"{path} is a {type(found).__name__}, expected a function")
+        raise SubjectError(f"{path} has type {type(found).__name__}, expected a function")
     return found
 
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -90,6 +91,29 @@ def test_right_functions_pass(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("few")
+def test_a_function_that_ends_the_process_is_wrong(tmp_path: Path):
+    result = run(f"{FILE}:leaves", "--as", "gla", "--failures", str(tmp_path))
+    assert result.exit_code == 1 and "ended the process: sys.exit(0)" in re.sub(r"\s+", " ", result.stdout)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("promise", ["autocast", "empty sequences"])
+def test_a_broken_promise_is_no_wrong_value_unless_strict(promise: str, tmp_path: Path):
+    result = check(f"{FILE}:right", "gla")
+    (first, *rest) = result.records
+    structure = msgspec.structs.replace(first.case.structure, T=0 if promise == "empty sequences" else 5)
+    case = msgspec.structs.replace(first.case, structure=structure)
+    failing: dict[str, Any] = {"status": "fail", "message": "planted", "case": case}
+    if promise == "autocast":
+        failing |= {"direction": "property", "what": promise}
+    result.records = [msgspec.structs.replace(first, **failing), *rest]
+    assert result.passed and command.status([result]) == 0
+    assert str(result).startswith("RIGHT in every value") and f"not kept: {promise}" in str(result)
+    result.strict = True
+    assert not result.passed and command.status([result]) == 1 and str(result).startswith("WRONG")
+
+
+@pytest.mark.usefixtures("few")
 def test_json_says_what_the_page_says(tmp_path: Path):
     found = json.loads(run(f"{FILE}:unscaled", "--as", "gla", "--json", "--failures", str(tmp_path)).stdout)
     assert (found["schema"], found["passed"], found["checks"]) == (1, False, 6)
@@ -101,8 +125,8 @@ MISFITS = {
     "no-module": (["nowhere.at_all:f", "--as", "gla"], "no module 'nowhere'"),
     "no-file": (["missing.py:f", "--as", "gla"], "no file"),
     "no-attribute": ([f"{FILE}:wrong_name", "--as", "gla"], "has no 'wrong_name'; it has"),
-    "not-callable": ([f"{FILE}:not_a_function", "--as", "gla"], "is a int, expected a function"),
-    "other-names": ([f"{FILE}:right_elsewhere", "--as", "gla"], "Perhaps --map value=q --map query=k"),
+    "not-callable": ([f"{FILE}:not_a_function", "--as", "gla"], "has type int, expected a function"),
+    "other-names": ([f"{FILE}:right_elsewhere", "--as", "gla"], "Perhaps --map query=q --map key=k --map value=v"),
     "too-few": ([f"{FILE}:right", "--as", "gated_delta_net"], "it has no argument for beta"),
     "unknown-map": ([f"{FILE}:right", "--as", "gla", "--map", "x=g"], "has no argument x"),
     "no-operator": ([f"{FILE}:right", "--as", "gls"], "known: softmax"),

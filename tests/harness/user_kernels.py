@@ -242,3 +242,8 @@ def spread_nan(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
 
 
 not_a_function = 3
+
+
+def leaves(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    """It ends the process, as a script does."""
+    raise SystemExit(0)

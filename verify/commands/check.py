@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -64,6 +65,7 @@ def check(
     quick: Annotated[bool, typer.Option("--quick", help="a first impression")] = False,
     full: Annotated[bool, typer.Option("--full", help="every structure and family in every dtype")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a page")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="a broken promise beyond right values is wrong too")] = False,
     seed: Annotated[int, typer.Option(help="seed of the inputs")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="processes; default: one a core")] = default_workers(),
     failures: Annotated[Path, typer.Option(help="folder for replay bundles")] = Path("linattest-failures"),
@@ -80,10 +82,13 @@ def check(
         raise typer.Exit(_again(console, replay, as_json))
     if quick and full:
         raise typer.BadParameter("contradicts --full", param_hint="--quick")
+    left_out = _features([*(without or []), *["state"] * no_state, *["gradient"] * only_forward])
     if peer is not None:
-        presets = _presets(console, peer, names or [], as_)
+        if map_ or set_ or only or head_first or transpose_state or contiguous or step or multiple_of > 1:
+            raise typer.BadParameter("a peer's presets know how their functions are called", param_hint="--peer")
+        presets = [_narrowed(p, left_out, dtypes_named(dtype or [])) for p in _presets(console, peer, names or [], as_)]
     else:
-        taken = set(FEATURES) - _features([*(without or []), *["state"] * no_state, *["gradient"] * only_forward])
+        taken = set(FEATURES) - left_out
         presets = [
             Preset(
                 names[0] if names else "",
@@ -97,7 +102,8 @@ def check(
             )
         ]  # fmt: skip
     results = [
-        _judge(console, preset, workers, quick=quick, full=full, seed=seed, bundles=failures) for preset in presets
+        _judge(console, preset, workers, strict, quick=quick, full=full, seed=seed, bundles=failures)
+        for preset in presets
     ]
     if as_json:
         found = [to_json(result) for result in results]
@@ -137,7 +143,17 @@ def say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _judge(console: Console, preset: Preset, workers: int, **knobs: Any) -> Result:
+def _narrowed(preset: Preset, left_out: set[str], dtypes: tuple[str, ...]) -> Preset:
+    """A peer's preset without some features and dtypes."""
+    subject = preset.subject
+    kept = tuple(x for x in subject.dtypes if x in dtypes)
+    if not kept:
+        raise typer.BadParameter(f"{preset.name} takes {', '.join(subject.dtypes)}", param_hint="--dtype")
+    supports = tuple(x for x in subject.supports if x not in left_out)
+    return dataclasses.replace(preset, subject=msgspec.structs.replace(subject, supports=supports, dtypes=kept))
+
+
+def _judge(console: Console, preset: Preset, workers: int, strict: bool, **knobs: Any) -> Result:
     """One function, its page printed."""
     say(console, f"{WARNING} {preset.subject.function}")
     try:
@@ -150,6 +166,7 @@ def _judge(console: Console, preset: Preset, workers: int, **knobs: Any) -> Resu
     except BrokenProcessPool:
         result = Result(preset.subject, died=True)
     result.notes += preset.known
+    result.strict = strict
     say(console, page(result) + "\n")
     return result
 

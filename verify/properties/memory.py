@@ -114,6 +114,7 @@ POISONED = Property(
 )
 LAYOUT = Property(
     name="layout",
+    promise=True,
     statement="guards, strides and expanded tensors change no bit, forward and backward",
     check=layout,
     faults=(reads_beside_a_tensor, ignores_strides),

@@ -182,6 +182,8 @@ PACKED = Property(
     check=packed,
     needs=frozenset({"packed"}),
 )
-PERMUTATION = Property(name="permutation", statement="heads and batch rows are independent, bitwise", check=permutation)
+PERMUTATION = Property(
+    name="permutation", promise=True, statement="heads and batch rows are independent, bitwise", check=permutation
+)
 
 METAMORPHIC = (CAUSALITY, LINEARITY, SPLIT, CHUNK_SIZE, PACKED, PERMUTATION)

@@ -151,6 +151,7 @@ def keeps_the_state_in_fixed_point(right: Callable[..., Any]) -> Callable[..., A
 
 SCALING = Property(
     name="scaling",
+    promise=True,
     statement="where the definition is homogeneous, a power of two in an argument is one in the results, bitwise",
     check=scaling,
     faults=(minus_one_is_not_given, adds_an_absolute_epsilon, keeps_the_state_in_fixed_point),

@@ -128,12 +128,14 @@ def depends_on_the_number_of_rows(right: Callable[..., Any]) -> Callable[..., An
 
 BASIS = Property(
     name="key-basis",
+    promise=True,
     statement="an orthogonal change of the axes of keys and values changes nothing but the axes",
     check=basis,
     faults=(prefers_the_first_channel,),
 )
 COMPANY = Property(
     name="batch-invariance",
+    promise=True,
     statement="a row has the same bits alone, in its batch and among 24",
     check=company,
     faults=(adds_up_in_another_order, depends_on_the_number_of_rows),

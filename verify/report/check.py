@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from linattest.verify import registry
 from linattest.verify.check import SUPPORTS, Result
 from linattest.verify.environment import environment
 from linattest.verify.records import SCHEMA, Record
@@ -21,7 +22,7 @@ WIDTH = 110
 
 def page(result: Result) -> str:
     """The whole page as text; its first line is the verdict."""
-    lines = [verdict(result), *_tried(result)]
+    lines = [verdict(result), *_tried(result), *_promises(result)]
     for i, found in enumerate(result.diagnoses, start=1):
         lines += ["", *_wrapped(f"{i}. {found.fault}", ""), *_wrapped(f"evidence: {found.evidence}", "   ")]
         lines += _wrapped(f"look at: {found.suggestion}", "   ")
@@ -47,6 +48,8 @@ def verdict(result: Result) -> str:
         return f"NOTHING TRIED: {name} as {operator}"
     if result.failed:
         return f"WRONG: {name} as {operator}: {len(result.failed)} of {count} checks failed"
+    if result.broken:
+        return f"RIGHT in every value: {name} as {operator}; not kept of {count} checks: {', '.join(result.broken)}"
     return f"RIGHT on all {count} checks tried: {name} as {operator}"
 
 
@@ -62,10 +65,24 @@ def _tried(result: Result) -> list[str]:
         + (f"; {', '.join(words)}" * bool(words)),
         "",
     )
-    for title, said in (("not tried", result.not_tried), ("note", result.notes)):
+    unseen = [d for d in result.subject.dtypes if d not in dtypes and result.records]
+    left_out = [f"{d}, which these inputs leave out (--dtype {d}, or no --quick, has them)" for d in unseen]
+    for title, said in (("not tried", result.not_tried + left_out), ("note", result.notes)):
         for line in said:
             lines += _wrapped(f"{title}: {line}", "")
     return lines
+
+
+def _promises(result: Result) -> list[str]:
+    """What is not kept beyond right values, each with its first case; --strict makes it wrong."""
+    said = {p.name: p.statement for p in registry.properties(registry.operator(result.subject.operator))}
+    lines: list[str] = []
+    for name, records in result.broken.items():
+        statement = said.get(name, "T = 0 gives an empty output and the state that came in")
+        first = records[0]
+        lines += ["", *_wrapped(f"not kept: {name} ({statement}), {len(records)} times", "")]
+        lines += [*_wrapped(f"{first.case.describe()}: {first.message}", "   "), f"   {first.replay}"]
+    return lines + ["decide whether your callers rely on it; --strict counts it as wrong"] * bool(lines)
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
@@ -96,6 +113,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "passed": result.passed,
         "checks": len(result.records),
         "failed": len(result.failed),
+        "broken_promises": {name: len(records) for name, records in result.broken.items()},
         "supports": sorted(result.subject.supports),
         "dtypes": list(result.subject.dtypes),
         "not_tried": result.not_tried,
