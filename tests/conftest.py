@@ -4,10 +4,12 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 from linattest.verify import grids
 from linattest.verify.poison import poisoned
@@ -17,7 +19,11 @@ from linattest.verify.spec import Operator
 torch.set_num_threads(1)
 
 # No deadline: an oracle's first call computes what later calls read from the cache.
-settings.register_profile("dev", deadline=None, max_examples=25, print_blob=True)
+# Where CI is set Hypothesis starts from a profile of its own that repeats itself: say what ours are.
+settings.register_profile(
+    "dev", deadline=None, max_examples=25, print_blob=True, derandomize=False,
+    database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples"),
+)  # fmt: skip
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=500)
 PROFILE = os.environ.get("LINATTEST_PROFILE", "ci" if os.environ.get("CI") else "dev")
