@@ -122,9 +122,9 @@ def grid(operator: Operator, *, quick: bool = False, full: bool = False, seed: i
     chosen = QUICK if quick else STRUCTURES if full else cover(STRUCTURES, rng)
     for i, structure in enumerate(chosen):
         turns.add(structure, i, at=place(i))
-    for i, structure in enumerate(PROPERTY[:1] if quick else PROPERTY):
-        turns.add(structure, i, family="random", properties=True, at=PROPERTY_DTYPES[i])
     turns.every = full
+    for i, structure in enumerate(PROPERTY[:1] if quick else PROPERTY):
+        turns.add(structure, i, family="random", properties=True, at=0 if quick else PROPERTY_DTYPES[i])
     for i, options in enumerate(settings(operator)):
         turns.add(CERTIFIED, operator.grid.index(_of(operator, options)), family="random", at=place(i))
     if quick:
