@@ -112,7 +112,7 @@ def test_resumed_campaign_skips_what_is_done(tmp_path: Path):
     shown: list[Record] = []
     whole = run_campaign(jobs, counting, output=path, resume=True, progress=shown.extend)
     assert counting.submitted == 1 and len(whole.records) == 9
-    assert shown == whole.records and whole.records[:6] == first.records
+    assert shown == whole.records and canonical(whole.records[:6]) == canonical(first.records)
     assert canonical(read(path)) == canonical(whole.records) == canonical(run_campaign(jobs, Inline()).records)
 
 
