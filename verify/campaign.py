@@ -56,7 +56,7 @@ class Campaign:
         if not self.complete:
             return stale
         for operator in registry.OPERATORS:
-            for limitation in operator.limitations:
+            for limitation in (x for x in operator.limitations if not x.rare):
                 covered = [
                     r for r in self.records
                     if r.case.operator == operator.name

@@ -113,7 +113,8 @@ class Property:
 class Limitation:
     """A known failure, as data: where it fails and why. It must keep failing, or a full campaign says so.
 
-    A ratio above ``most`` is not the known failure but another one.
+    A ratio above ``most`` is not the known failure but another one. One that is ``rare`` shows with one seed in dozens:
+    that a campaign does not meet it says nothing. It must have a ``most``, since little else holds it in bounds.
     """
 
     variant: str
@@ -123,10 +124,12 @@ class Limitation:
     directions: tuple[str, ...] = ("forward", "gradient")
     properties: tuple[str, ...] = ()
     most: float = float("inf")
+    rare: bool = False
     link: str = ""
 
     def __post_init__(self) -> None:
         require(bool(self.why), f"Limitation of {self.variant!r}: why is empty")
+        require(not self.rare or self.most < float("inf"), f"Limitation of {self.variant!r}: rare, and without most")
 
     def covers(self, variant: str, dtype: str, family: str, direction: str, what: str) -> bool:
         """Whether this limitation speaks of the given case (``what`` names the property tried)."""

@@ -57,6 +57,7 @@ OPERATOR = Operator(
             families=("orthogonal",),
             directions=("gradient",),
             most=1e4,
+            rare=True,
             why="a chunk forgets what it wrote by subtraction: where a later key erases all of it, a rounding is left "
             "of what the token loop has as 0",
         ),

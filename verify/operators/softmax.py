@@ -96,10 +96,21 @@ OPERATOR = Operator(
         ),
         Limitation(
             variant="sdpa-flash",
-            families=("tiny", "zeros", "captured"),
+            dtypes=("float32", "float16"),
+            families=("tiny",),
             directions=("gradient",),
-            why="PyTorch's flash backward leaves the rounding of tiny differences where the exact gradient is 0, and "
-            "adds float16 gradients up in float16",
+            most=1e6,
+            rare=True,
+            why="PyTorch's flash backward leaves the rounding of tiny differences where the exact gradient is 0",
+        ),
+        Limitation(
+            variant="sdpa-flash",
+            dtypes=("float16",),
+            families=("zeros", "captured"),
+            directions=("gradient",),
+            most=1e4,
+            rare=True,
+            why="PyTorch's flash backward adds float16 gradients up in float16",
         ),
         Limitation(
             variant="sdpa-flash",
