@@ -1,5 +1,6 @@
 """Bring your own kernel: a function of a user, judged as one of the operators. This runs the given code.
 
+from linattest.verify.executors import InProcess
 from linattest.verify.check import check
 
 result = check(my_function, "gla", rename={"gk": "g"})
@@ -9,7 +10,7 @@ assert result.passed, result
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from linattest.verify.adapters import Adapter
 from linattest.verify.campaign import Campaign, run_campaign
 from linattest.verify.diagnosis import diagnose
 from linattest.verify.evidence import Diagnosis
+from linattest.verify.executors import InProcess
 from linattest.verify.given import adapter_of, operator_of, unreached
 from linattest.verify.grids import Job, grid, ungroup
 from linattest.verify.inputs import Case, Structure, build
@@ -81,19 +83,6 @@ def promise_of(record: Record) -> str:
         return "empty sequences"
     promised = {p.name for p in registry.properties(registry.operator(record.case.operator)) if p.promise}
     return record.what if record.direction == "property" and record.what in promised else ""
-
-
-class InProcess(Executor):
-    """Runs every job at once, in this process: for a function that no other process can import."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The finished future of the call."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def check(

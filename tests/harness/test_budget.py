@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from linattest.verify import cli, fuzz, registry, shrink
 from linattest.verify.coverage import Coverage, Space, coverage_of, traits
 from linattest.verify.environment import environment
 from linattest.verify.examine import examine, planned, replay
+from linattest.verify.executors import InProcess
 from linattest.verify.grids import Job
 from linattest.verify.inputs import Case, Structure
 from linattest.verify.records import Record, canonical, read
@@ -28,20 +27,6 @@ from linattest.verify.report.coverage import coverage_json
 
 LINEAR = registry.operator("linear")
 SPACES = {name: Space(registry.operator(name)) for name in ("linear", "vla", "ccq")}
-
-
-class Inline(Executor):
-    """Runs a job when it is submitted, in this process."""
-
-    width = 1
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def instant(job: Job, variants: tuple[str, ...], bundles: Path | None = None) -> list[Record]:
@@ -127,7 +112,7 @@ def test_budget_is_kept_and_a_resumed_one_goes_on(tmp_path: Path, monkeypatch: p
     runs: list[fuzz.Fuzzed] = []
     for budget in (10, 20):
         monkeypatch.setattr(fuzz, "time", Clock())
-        runs.append(fuzz.fuzz(operators, Inline(), budget, output=path, resume=True))
+        runs.append(fuzz.fuzz(operators, InProcess(width=1), budget, output=path, resume=True))
     before, after = ([*dict.fromkeys(r.case.key for r in x.campaign.records)] for x in runs)
     assert (len(before), len(after)) == (10, 20) and after[:10] == before
     assert runs[1].coverage.cases.total() == 20
@@ -137,7 +122,7 @@ def test_budget_is_kept_and_a_resumed_one_goes_on(tmp_path: Path, monkeypatch: p
 def test_budget_is_measured_in_seconds(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(campaigns, "examine", instant)
     start = time.perf_counter()
-    found = fuzz.fuzz([LINEAR], Inline(), 1.0)
+    found = fuzz.fuzz([LINEAR], InProcess(width=1), 1.0)
     assert 1.0 < time.perf_counter() - start < 10 and found.campaign.seconds > 1.0
 
 
@@ -169,7 +154,7 @@ def test_failure_shrinks_to_what_it_needs(planted: None):
     )  # fmt: skip
     case = Case(operator="linear", structure=big, family="coherent", seed=7, options={"scale": -2.0})
     (failure,) = (r for r in examine(Job(case), ("chunk",)) if r.failed and r.direction == "forward")
-    small = shrink.shrink(failure, Inline(), lambda: False)
+    small = shrink.shrink(failure, InProcess(width=1), lambda: False)
     assert small == Case(operator="linear", structure=Structure(T=17, K=2, V=2), gradient=False)
 
 
@@ -184,14 +169,14 @@ def test_shrinking_ends_in_time_with_what_it_has(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shrink, "examine", slow)
     case = Case(operator="linear", structure=Structure(T=100, K=60, V=50, H=2), gradient=False)
     start = time.perf_counter()
-    small = shrink.shrink(failure(case), Inline(), lambda: time.perf_counter() > start + 0.5)
+    small = shrink.shrink(failure(case), InProcess(width=1), lambda: time.perf_counter() > start + 0.5)
     assert time.perf_counter() - start < 3 and small.structure != case.structure
 
 
 def test_budget_reports_the_smallest_failure_and_its_coverage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: None
 ):
-    monkeypatch.setattr("linattest.verify.commands.verify.open_executor", lambda *_: _Here())
+    monkeypatch.setattr("linattest.verify.commands.verify.open_executor", lambda *_: InProcess(width=1))
     monkeypatch.setattr(fuzz, "MOST_SHRUNK", 1)
     monkeypatch.setenv("COLUMNS", "200")
     folder, path = tmp_path / "failures", tmp_path / "records.jsonl"
@@ -205,11 +190,3 @@ def test_budget_reports_the_smallest_failure_and_its_coverage(
     assert bundle.parent == folder and [r.status for r in replay(bundle)] == ["fail"]
     assert small["case"] in {r.case.describe() for r in read(path) if r.failed}
     assert found["coverage"]["inputs"] > 5 and found["coverage"]["percent"] > 5
-
-
-class _Here(Inline):
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass

@@ -22,6 +22,7 @@ from linattest.verify.campaign import Campaign, run_campaign
 from linattest.verify.commands.common import status_of
 from linattest.verify.environment import environment
 from linattest.verify.examine import examine
+from linattest.verify.executors import InProcess
 from linattest.verify.grids import Job
 from linattest.verify.inputs import Case, Structure
 from linattest.verify.records import Journal, Key, Record, append, canonical, read
@@ -68,21 +69,6 @@ def job(seed: int = 0, **sizes: Any) -> Job:
     return Job(Case(operator="linear", structure=Structure(**knobs), seed=seed, gradient=False))
 
 
-@dataclasses.dataclass
-class Inline(Executor):
-    """Runs a job when it is submitted, in this process."""
-
-    width: float = float("inf")
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[..., Result]], None]]:
     yield lambda function: monkeypatch.setitem(registry.BY_NAME, "linear", planted(function)["linear"])
@@ -95,11 +81,10 @@ def keys_of(records: list[Record]) -> list[Key]:
     return sorted(record.key for record in records)
 
 
-@dataclasses.dataclass
-class Counting(Inline):
+class Counting(InProcess):
     """How many jobs were run."""
 
-    submitted: int = 0
+    submitted = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         self.submitted += 1
@@ -108,17 +93,17 @@ class Counting(Inline):
 
 def test_resumed_campaign_skips_what_is_done(tmp_path: Path):
     path, jobs, counting = tmp_path / "records.jsonl", [job(seed) for seed in range(3)], Counting()
-    first = run_campaign(jobs[:2], Inline(), output=path)
+    first = run_campaign(jobs[:2], InProcess(), output=path)
     shown: list[Record] = []
     whole = run_campaign(jobs, counting, output=path, resume=True, progress=shown.extend)
     assert counting.submitted == 1 and len(whole.records) == 9
     assert shown == whole.records and canonical(whole.records[:6]) == canonical(first.records)
-    assert canonical(read(path)) == canonical(whole.records) == canonical(run_campaign(jobs, Inline()).records)
+    assert canonical(read(path)) == canonical(whole.records) == canonical(run_campaign(jobs, InProcess()).records)
 
 
 def test_resumption_with_other_options_runs_what_is_absent(tmp_path: Path):
     path = tmp_path / "records.jsonl"
-    run_campaign([job()], Inline(), variants=("chunk",), output=path)
+    run_campaign([job()], InProcess(), variants=("chunk",), output=path)
     for jobs, variants, runs, records in (
         ([job()], ("chunk",), 0, 1),
         ([job(1)], ("chunk",), 1, 1),
@@ -136,7 +121,7 @@ def test_resumption_with_other_options_runs_what_is_absent(tmp_path: Path):
 @pytest.mark.parametrize("change", [{"source_hash": "another"}, {"torch": "1.0"}, {"device": "cuda"}])
 def test_records_of_another_environment_are_made_anew(tmp_path: Path, change: dict[str, str]):
     path, counting = tmp_path / "records.jsonl", Counting()
-    made = run_campaign([job()], Inline()).records
+    made = run_campaign([job()], InProcess()).records
     before = [
         msgspec.structs.replace(r, environment=msgspec.structs.replace(environment(), **change), message="stale")
         for r in made
@@ -152,7 +137,7 @@ def test_failure_survives_resumption(tmp_path: Path, plant: Any):
     for function, status, runs in ((raises, "error", 1), (wrong, "fail", 0)):
         path, jobs, counting = tmp_path / f"{status}.jsonl", [job()], Counting()
         plant(function)
-        before = run_campaign(jobs, Inline(), output=path)
+        before = run_campaign(jobs, InProcess(), output=path)
         assert [r.status for r in before.failed] == [status]
         after = run_campaign(jobs, counting, output=path, resume=True)
         assert [r.status for r in after.failed] == [status] and counting.submitted == runs
@@ -161,10 +146,10 @@ def test_failure_survives_resumption(tmp_path: Path, plant: Any):
 
 def test_job_cut_in_the_middle_is_run_again(tmp_path: Path):
     path, jobs = tmp_path / "records.jsonl", [job()]
-    whole = run_campaign(jobs, Inline(), output=path)
+    whole = run_campaign(jobs, InProcess(), output=path)
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join(lines[:2])[:-20])
-    after = run_campaign(jobs, Inline(), output=path, resume=True)
+    after = run_campaign(jobs, InProcess(), output=path, resume=True)
     assert keys_of(after.records) == keys_of(whole.records) == keys_of(list(read(path)))
 
 
@@ -172,7 +157,7 @@ def test_interruption_keeps_what_was_found(tmp_path: Path):
     def stop(records: list[Record]) -> None:
         raise KeyboardInterrupt
 
-    campaign = run_campaign([job(), job(1)], Inline(), output=tmp_path / "records.jsonl", progress=stop)
+    campaign = run_campaign([job(), job(1)], InProcess(), output=tmp_path / "records.jsonl", progress=stop)
     assert campaign.interrupted and campaign.records
     assert list(read(tmp_path / "records.jsonl")) == campaign.records
 

@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from linattest.verify import check as checking
-from linattest.verify.check import InProcess, check
+from linattest.verify.check import check
 from linattest.verify.cli import app
 from linattest.verify.commands import check as command
+from linattest.verify.executors import InProcess
 from linattest.verify.grids import Job
 from linattest.verify.inputs import Case, Structure
 

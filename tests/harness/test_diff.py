@@ -5,7 +5,7 @@ import json
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from linattest.impls import linear
 from linattest.verify import baselines, registry
 from linattest.verify.campaign import Campaign
 from linattest.verify.commands import diff as command
+from linattest.verify.executors import InProcess
 from linattest.verify.records import Record
 from linattest.verify.snapshots import FLOOR, Entry, Snapshot, decode, encode
 
@@ -40,25 +41,13 @@ def wrong(*x: torch.Tensor, **given: Any) -> tuple[torch.Tensor, Any]:
     return 1.01 * o, state
 
 
-class Inline(Executor):
-    """Runs a job when it is submitted, in this process."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """One process, a wide terminal, and a package whose snapshots are in a folder of the test's own."""
 
     @contextmanager
     def inline(workers: int) -> Iterator[Executor]:
-        yield Inline()
+        yield InProcess()
 
     monkeypatch.setattr(command, "local_executor", inline)
     monkeypatch.setenv("COLUMNS", "400")
@@ -205,7 +194,7 @@ def test_update_from_a_part_of_an_operator_is_refused(part: tuple[str, ...]):
 def whole(monkeypatch: pytest.MonkeyPatch, interrupted: bool = False) -> list[Record]:
     """The campaign will have found two seeds, which are all there are; returns what it will say it found."""
     records = command.run_campaign(
-        [job for seed in (0, 4) for job in command.jobs(LINEAR, ["float32"], ["random"], [seed])], Inline()
+        [job for seed in (0, 4) for job in command.jobs(LINEAR, ["float32"], ["random"], [seed])], InProcess()
     ).records
     monkeypatch.setattr(command, "SEEDS", 2)
 
