@@ -107,7 +107,7 @@ class Adapter:
             raise SubjectError(
                 f"{self.subject.name} has no argument {', '.join(unknown)}; it has ({', '.join(self.parameters)})"
             )
-        optional = {option.name for option in self.operator.options} | {*STATE, "cu_seqlens"}
+        optional = {option.name for option in self.operator.options if option.passed} | {*STATE, "cu_seqlens"}
         known = {x.name for x in self.operator.inputs} | optional
         odd = sorted({self._source(x)[0] for x in self.subject.rename} - known)
         if odd:

@@ -38,7 +38,8 @@ GENERAL: tuple[Rule, ...] = (dtype_only, where, promise)
 """Rules that say where something is wrong."""
 
 IMPLIED = {
-    "unrepeatable": {future, packed, ignored, gradient}, "ignored": {gate}, "state-narrow": {rounding_of},
+    "unrepeatable": {future, packed, ignored, gradient}, "ignored": {gate},
+    "state-narrow": {rounding_of}, "future": {rounding_of},
     "no-gradient": {gradient}, "overflow": {gradient}, "inputs-modified": {no_graph, gradient},
     "dtype": {where, promise}, "where": {promise},
 }  # fmt: skip

@@ -84,6 +84,15 @@ def test_planted_fault_is_named_first(name: str):
     assert first.evidence and first.suggestion
 
 
+def test_a_small_leak_of_the_future_is_not_taken_for_rounding(monkeypatch: pytest.MonkeyPatch):
+    def leaks(q: Any, k: Any, v: Any, g: Any) -> Any:
+        return KERNELS.right(q, k, v + 0.03 * v.roll(-1, 1), g)[0]
+
+    monkeypatch.setattr(KERNELS, "leaks", leaks, raising=False)
+    rules = [found.rule for found in diagnosed("leaks")]
+    assert rules[0] == "future" and "precision" not in rules
+
+
 def test_right_function_gets_no_diagnosis():
     assert diagnosed("right", initial_state=True) == []
 

@@ -78,7 +78,9 @@ def _given(option: str, get: Callable[[], Found]) -> Found:
     """What a file holds; a file that cannot be read, or holds something else, is a usage error."""
     try:
         return get()
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {error.filename}: {error.strerror}", param_hint=option) from error
+    except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
