@@ -9,6 +9,7 @@ is gone is an error that names the entry, not a fault that silently no longer ex
 from __future__ import annotations
 
 import ast
+import threading
 import tomllib
 from collections.abc import Iterable
 from functools import cache
@@ -20,6 +21,10 @@ import msgspec
 from linattest.verify.environment import ROOT
 
 FOLDER = Path(__file__).parent
+
+_PARSING = threading.Lock()
+"""CPython 3.11 counts the depth of a syntax tree for all threads together. Where a collector's callback (Hypothesis has
+one) lets another thread parse in between, the count is off and ``ast.parse`` ends in SystemError."""
 
 
 class BankError(ValueError):
@@ -67,7 +72,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
         edited = source.replace(self.find, self.replace)
         try:
-            same = ast.dump(ast.parse(edited)) == ast.dump(ast.parse(source))
+            with _PARSING:
+                same = ast.dump(ast.parse(edited)) == ast.dump(ast.parse(source))
         except SyntaxError as error:
             raise BankError(f"fault {self.id!r}: {self.file} no longer parses with replace={self.replace!r}") from error
         if same:
