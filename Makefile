@@ -12,12 +12,12 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 HELD := torch==2.13.0 triton==3.9.0
 EXTRAS := all,test,dev
 
-.PHONY: help verify prove nightly test check lint types gpu bench report constraints clean
+.PHONY: help verify prove claims nightly test check lint types gpu bench report constraints clean
 
 help:
 	@echo "verify  compare every operator with its oracle      test   the test suite"
 	@echo "nightly  every input in every dtype, and long fuzzing"
-	@echo "prove   every statement that a machine checks"
+	@echo "prove   every statement that a machine checks         claims  every verdict on the papers, with its page"
 	@echo "check   lint, formatting and types                  clean  remove what the targets made"
 	@echo "gpu, bench, report   measurements                   constraints   renew constraints.txt"
 
@@ -28,6 +28,13 @@ verify: .venv/.ready
 prove: .venv/.ready
 	@command -v coqc >/dev/null || echo "no Coq: apt-get install coq libcoq-mathcomp-algebra libcoq-mathcomp-algebra-tactics" >&2
 	$(BIN)/linattest prove $(ARGS)
+
+# What the papers claim: each verdict computed anew, and one offline page of them, whose exit code is that of the
+# verdicts: 1 where one differs.
+claims: .venv/.ready
+	@mkdir -p .cache && rm -f .cache/claims.json
+	$(BIN)/linattest claims --output .cache/claims.json $(ARGS) || [ -s .cache/claims.json ]
+	$(BIN)/linattest report --claims .cache/claims.json --html linattest-claims.html
 
 # Everything, for hours when nobody waits.
 nightly: .venv/.ready
@@ -50,22 +57,34 @@ lint: .venv/.ready
 types: .venv/.ready
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Until these exist they fail: an empty measurement must not look like a passed one.
-gpu:
-	@echo "nothing measured: no GPU campaign yet" >&2; exit 3
+# The campaign of kernels on this machine's GPU: errors, gradients, properties, drift up to T = 131 072; JSON in
+# .cache/gpu. Nothing was measured, which is exit code 3, where there is no GPU. A failure does not stop the rest.
+gpu: .venv/.ready
+	@mkdir -p .cache/gpu; status=0; \
+	$(BIN)/linattest verify --device cuda --variant triton --variant triton-step --output .cache/gpu/verify.json \
+	  --records .cache/gpu/records.jsonl --resume $(ARGS) || status=$$?; \
+	[ $$status -ge 2 ] || $(BIN)/linattest drift --device cuda --output .cache/gpu/drift.json || status=$$?; \
+	exit $$status
 
+# Until this exists it fails: an empty measurement must not look like a passed one.
 bench:
 	@echo "nothing measured: no benchmark suite yet" >&2; exit 3
 
-# One offline page of a campaign and of drift. What the same sources measured before is not measured again; a failure
-# does not keep the page from being written, and is the exit code in the end.
-report: .venv/.ready .cache/report/drift.json
+# One offline page of a campaign, of drift and of the claims. What the same sources measured before is not measured
+# again; a failure does not keep the page from being written, and is the exit code in the end.
+report: .venv/.ready .cache/report/drift.json .cache/report/claims.json
 	$(BIN)/linattest verify --records .cache/report/records.jsonl --resume $(ARGS) || [ $$? -eq 1 ]
-	$(BIN)/linattest report --records .cache/report/records.jsonl --drift .cache/report/drift.json --html linattest-report.html
+	$(BIN)/linattest report --records .cache/report/records.jsonl --drift .cache/report/drift.json \
+	  --claims .cache/report/claims.json --html linattest-report.html
 
 .cache/report/drift.json: verify/drift.py $(wildcard impls/*.py verify/operators/*.py) | .venv/.ready
 	@mkdir -p .cache/report
 	$(BIN)/linattest drift --output $@ || [ $$? -eq 1 ]
+
+# Verdicts that differ, or say less without Coq, are on the page, whose exit code says it.
+.cache/report/claims.json: $(wildcard impls/*.py verify/operators/*.py verify/claims/* verify/data/witnesses/* proofs_checks/*/*) | .venv/.ready
+	@mkdir -p .cache/report && rm -f $@
+	$(BIN)/linattest claims --output $@ || [ -s $@ ]
 
 # PyPI's CUDA build of torch asks for another Triton than the one pinned here, and the resolver refuses that pair
 # before it downloads either; the second attempt adds the index of CPU builds, which ask for none.

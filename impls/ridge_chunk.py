@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linattest.impls import features
+from linattest.impls import features, once
 
 SMALL = 2.0**-26  # about the square root of float64's roundoff: a correction this small squares away
 LEVERAGE = 2.0**10  # largest |u'|^2 = u A u^T that Woodbury may see: it cancels that much of A
@@ -159,7 +159,7 @@ class _ChunkSolve(torch.autograd.Function):
         X, U, lam, M, Y, *parts = ctx.saved_tensors
         with torch.no_grad():
             gradients = adjoint(Factors(*parts), Y, upstream, upstream_M, ctx.exact)
-        return (*features.once_only(gradients, X, U, lam, M, upstream, upstream_M), None)
+        return (*once.once_only(gradients, X, U, lam, M, upstream, upstream_M), None)
 
 
 def adjoint(f: Factors, Y: Tensor, upstream: Tensor, upstream_M: Tensor, exact: bool) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattest.impls import arguments, features, ridge_chunk
+from linattest.impls import arguments, features, once, ridge_chunk
 from linattest.impls.features import WIDE
 
 
@@ -144,4 +144,4 @@ class _Solve(torch.autograd.Function):
             b = torch.cholesky_solve(upstream.unsqueeze(-1), factor).squeeze(-1)
             outer = b.unsqueeze(-1) * y.unsqueeze(-2)
             gradients = (-(outer + outer.mT) / 2, b)
-        return features.once_only(gradients, A, y, upstream)
+        return once.once_only(gradients, A, y, upstream)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linattest.impls import arguments, features
+from linattest.impls import arguments, features, once
 from linattest.impls.features import WIDE
 
 
@@ -221,7 +221,7 @@ class _Blockwise(torch.autograd.Function):
                 gradients[0][:, first:] += inner @ keys[:, meets]
                 gradients[1][:, meets] += inner.mT @ Q[:, first:]
                 gradients[2][:, meets] += weights.mT @ upstream[:, first:]
-        return (*features.once_only(gradients, Q, keys, values, upstream), None, None)
+        return (*once.once_only(gradients, Q, keys, values, upstream), None, None)
 
 
 def _distances(N: int, blocks: int) -> Iterator[tuple[int, slice]]:

@@ -30,38 +30,57 @@ MODULES = (
     Module("symbolic.covariance", "symbolic", "sympy"),
     Module("symbolic.weights", "symbolic", "sympy"),
     Module("enclosures.constants", "enclosure", "flint"),
+    Module("enclosures.witnesses", "enclosure", "flint"),
     Module("exhaustive.functions", "exhaustive", "flint"),
     Module("coq.theorems", "coq", "fcntl"),  # without coqc each of its statements is skipped
 )
 
 
+class BrokenError(Exception):
+    """A module of statements is gone or cannot be imported, though its tool is installed."""
+
+
 def statements(module: Module) -> tuple[Statement, ...]:
-    """The statements of a module. Raises ``ImportError`` when the package it needs is not installed."""
+    """The statements of a module.
+
+    Raises:
+        ImportError: the package it needs is not installed.
+        BrokenError: it cannot be imported for another reason.
+    """
     importlib.import_module(module.needs)
-    return importlib.import_module(f"linattest.proofs_checks.{module.name}").STATEMENTS
+    try:
+        return importlib.import_module(f"linattest.proofs_checks.{module.name}").STATEMENTS
+    except Exception as error:
+        raise BrokenError(f"{type(error).__name__}: {error}") from error
 
 
-def skipped(module: Module) -> Proof:
-    """What stands for a module whose tool is not installed: one entry, which is no pass."""
+def absent(module: Module, why: Exception) -> Proof:
+    """What stands for a module without statements, and is no pass: skipped without its tool, else unknown."""
+    skipped = isinstance(why, ImportError)
+    evidence = {"skipped": f"{module.needs} is not installed"} if skipped else {"error": str(why)}
     return Proof(
         id=module.name, statement=f"the statements of proofs_checks/{module.name.replace('.', '/')}.py",
-        assumptions=f"needs the package {module.needs}", method=module.method, status="skipped", twin="",
-        twin_status="skipped", seconds=0.0, tool="", evidence={"skipped": f"{module.needs} is not installed"},
+        assumptions=f"needs the package {module.needs}", method=module.method,
+        status="skipped" if skipped else "unknown", twin="", twin_status="skipped" if skipped else "unknown",
+        seconds=0.0, tool="", evidence=evidence,
     )  # fmt: skip
 
 
 def run(
     wanted: Callable[[str, Method], bool], workers: int, progress: Callable[[Proof], None] = lambda _: None
 ) -> list[Proof]:
-    """Check every wanted statement (by id and method), a process each worker; in the order of the catalogue."""
+    """Check every wanted statement (by id and method), a process each worker; in the order of the catalogue.
+
+    A module that cannot be imported is among them whatever is wanted: nobody knows which statements it had.
+    """
     proofs: dict[str, Proof] = {}
     tasks: list[tuple[Module, int, str]] = []
     for module in MODULES:
         try:
             found = statements(module)
-        except ImportError:
-            if wanted(module.name, module.method):
-                proofs[module.name] = skipped(module)
+        except (ImportError, BrokenError) as error:
+            if isinstance(error, BrokenError) or wanted(module.name, module.method):
+                proofs[module.name] = absent(module, error)
             continue
         for i, statement in enumerate(found):
             if wanted(statement.id, statement.method):
@@ -85,5 +104,5 @@ def known_ids() -> Iterable[str]:
     for module in MODULES:
         try:
             yield from (statement.id for statement in statements(module))
-        except ImportError:
+        except (ImportError, BrokenError):
             yield module.name

@@ -1,8 +1,10 @@
-"""Policy for every test: one thread a worker, profiles for Hypothesis, poisoned allocations, a header."""
+"""Policy for every test: one thread a worker, Triton's interpreter where there is no GPU, profiles for Hypothesis,
+poisoned allocations, a header."""
 
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -11,9 +13,14 @@ import torch
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from linattest.verify import grids
+from linattest.verify import devices, grids
 from linattest.verify.poison import poisoned
 from linattest.verify.spec import Operator
+
+# Triton reads it when it is imported, which nothing above does.
+if devices.missing("cuda"):
+    assert devices.interpreting() or "triton" not in sys.modules, "Triton is imported already, not to be interpreted"
+    devices.interpret()
 
 # Workers of xdist share the machine's cores; torch's own threads would only contend with them.
 torch.set_num_threads(1)
@@ -40,7 +47,7 @@ def pytest_report_header() -> list[str]:
             return f"no {package}"
 
     packages = ", ".join(version(p) for p in ("torch", "triton", "mpmath", "python-flint", "numpy", "hypothesis"))
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none (Triton interprets kernels)"
     return [
         f"linattest: Python {platform.python_version()}, {packages}",
         f"linattest: {platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "

@@ -1,4 +1,7 @@
-"""Coq's theorems: every statement is proved, its twin refuted, and what is not proved is not believed."""
+"""Coq's word: theorems of the files that compile fast are proved, and what is not proved is not believed.
+
+`make prove` compiles every file and checks every theorem and twin; CI runs it beside the tests.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +32,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
+FAST = [statement for statement in STATEMENTS if statement.id in ("lam.fenwick.coq-tree", "vla.cauchy-schwarz")]
+
+
 @needs_coq
-@pytest.mark.parametrize("statement", STATEMENTS, ids=[statement.id for statement in STATEMENTS])
+@pytest.mark.parametrize("statement", FAST, ids=[statement.id for statement in FAST])
 def test_a_theorem_is_proved_without_axioms_and_its_twin_refuted(statement: Statement):
     proof = prove(statement)
     assert (proof.status, proof.twin_status) == ("proved", "refuted"), proof.evidence
     assert proof.evidence["assumptions"] == compiler.CLOSED
     assert ":" in proof.evidence["theorem"] and "forall" in proof.evidence["type"]
     assert proof.tool.startswith("coqc ")
-
-
-@needs_coq
-def test_a_twin_is_about_another_statement_than_the_theorem():
-    for statement in STATEMENTS:
-        stated, twin = (check().evidence["type"] for check in (statement.check, statement.twin_check))
-        wrong = twin.partition("~ (")[2].removesuffix(")")
-        assert wrong and wrong not in stated, statement.id
 
 
 @needs_coq
@@ -136,6 +134,16 @@ def test_a_good_file_is_proved_so_that_the_faults_above_are_why_the_others_are_n
 def test_a_twin_must_be_a_negation(tmp_path: Path):
     answer = compiler.refuted("planted.holds", _room(tmp_path, planted=GOOD))
     assert answer.status == "unknown" and "no negation" in answer.evidence["error"]
+
+
+@needs_coq
+def test_a_twin_is_about_another_statement_than_the_theorem(tmp_path: Path):
+    text = "Theorem holds : 1 = 2 /\\ True -> 3 = 4.\nProof. intros [H _]. discriminate H. Qed.\n"
+    text += "Theorem twin_holds : ~ ({0} /\\ True).\nProof. intros [H _]. discriminate H. Qed.\n"
+    same, other = (_room(tmp_path / name, planted=text.format(name)) for name in ("1 = 2", "1 = 3"))
+    assert compiler.refuted("planted.twin_holds", other, twin_of="planted.holds").status == "refuted"
+    answer = compiler.refuted("planted.twin_holds", same, twin_of="planted.holds")
+    assert answer.status == "unknown" and "no variant of the theorem" in answer.evidence["error"]
 
 
 @needs_coq

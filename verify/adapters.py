@@ -39,6 +39,8 @@ def sdpa(
     Raises:
         RuntimeError: PyTorch's own, when the backend cannot run these inputs.
     """
+    if not q.shape[1]:  # nothing to attend to; the flash backend of some versions of PyTorch refuses it
+        return v + 0 * (q.sum() + k.sum()), None  # of v's shape, and differentiable
     with sdpa_kernel(BACKENDS[backend]):
         # the flash backend wants a dense last axis
         heads_first = [x.contiguous().transpose(1, 2) for x in (q, k, v)]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from linattest.verify import registry
+from linattest.verify.devices import surroundings
 from linattest.verify.environment import Environment, environment, source_hash
 from linattest.verify.examine import examine, planned
 from linattest.verify.executors import Cluster, abandon, local_executor
@@ -151,15 +152,17 @@ class Earlier:
         operator = registry.operator(job.case.operator) if job.subject is None else operator_of(job.subject)
         found = [
             self.records.get((job.case.key, variant.name, direction, tried.name if tried else ""))
-            for variant, direction, tried in planned(operator, job.case, self.variants, job.properties)
+            for variant, direction, tried in planned(operator, job.case, self.variants, job.properties, job.device)
         ]
-        good = [r for r in found if r is not None and r.status != "error" and same_environment(r.environment)]
+        good = [
+            r for r in found if r is not None and r.status != "error" and same_environment(r.environment, job.device)
+        ]
         return good if len(good) == len(found) else None
 
 
-def same_environment(made_in: Environment | None) -> bool:
-    """Whether a record of that environment would be the same if it were made now."""
-    now = environment()
+def same_environment(made_in: Environment | None, device: str = "cpu") -> bool:
+    """Whether a record of that environment would be the same if it were made now on a device."""
+    now = surroundings(device, False)
     names = ("torch", "triton", "numpy", "mpmath", "flint", "device")
     return (
         made_in is not None

@@ -23,7 +23,7 @@ from linattest.verify.campaign import Campaign, run_campaign
 from linattest.verify.diagnosis import diagnose
 from linattest.verify.evidence import Diagnosis
 from linattest.verify.executors import InProcess
-from linattest.verify.given import adapter_of, operator_of, unreached
+from linattest.verify.given import adapter_of, held_options, operator_of, unreached
 from linattest.verify.grids import Job, grid, ungroup
 from linattest.verify.inputs import Case, Structure, build
 from linattest.verify.records import Record
@@ -188,7 +188,8 @@ def _dtypes(subject: Subject) -> tuple[tuple[str, ...], list[str]]:
 def _axes(subject: Subject) -> tuple[Subject, list[str]]:
     """The description with an axis held where the function takes one of its values only, as a gate's shape; and why."""
     operator, reasons = operator_of(subject), list[str]()
-    for option in (x for x in operator.options if not x.passed and x.name not in subject.only):
+    with_a_meaning = held_options(operator, subject)
+    for option in (x for x in operator.options if not x.passed and x.name in set(with_a_meaning) - set(subject.only)):
         values = list(dict.fromkeys([option.default, *(x[option.name] for x in operator.grid if option.name in x)]))
         errors = {
             value: _trial(msgspec.structs.replace(subject, only={**subject.only, option.name: value}))

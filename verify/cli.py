@@ -6,28 +6,50 @@ lacks what was asked, 130 interrupted.
 
 from __future__ import annotations
 
-import typer
+import importlib
+from typing import Any
 
-from linattest.verify.commands.check import check
-from linattest.verify.commands.claims import claims
-from linattest.verify.commands.diff import diff
-from linattest.verify.commands.drift import drift
-from linattest.verify.commands.pages import cost, info, show
-from linattest.verify.commands.prove import prove
-from linattest.verify.commands.report import report
-from linattest.verify.commands.search import search
-from linattest.verify.commands.selftest import selftest
-from linattest.verify.commands.verify import verify
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+COMMANDS = {
+    "verify": "verify", "claims": "claims", "check": "check", "selftest": "selftest", "search": "search",
+    "diff": "diff", "drift": "drift", "report": "report", "prove": "prove", "compile": "compile",
+    "bench": "bench", "cost": "pages", "show": "pages", "info": "pages",
+}  # fmt: skip
+"""By command: the module of ``commands`` whose function of that name it is, imported when the command is asked for."""
+
+
+class _OnDemand(TyperGroup):
+    """Its commands are made when they are asked for: a misspelt one, or a misfit, need not wait for torch."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """As click's: the names, in their order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """As click's: the command, or ``None``."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"linattest.verify.commands.{COMMANDS[cmd_name]}")
+        found = getattr(module, cmd_name)
+        if isinstance(found, typer.Typer):  # a command of commands
+            return get_command(found)
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(cmd_name)(found)
+        return get_command(alone)
+
 
 app = typer.Typer(
-    help="Judge linear-attention operators against arbitrary-precision oracles.",
+    cls=_OnDemand, help="Judge linear-attention operators against arbitrary-precision oracles.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
 )  # fmt: skip
 
-COMMANDS = (verify, claims, check, selftest, search, diff, drift, report, prove, cost, show, info)
 
-for command in COMMANDS:
-    app.command()(command)
+@app.callback()
+def _every_command() -> None:  # pyright: ignore[reportUnusedFunction]
+    pass
 
 
 def main() -> None:

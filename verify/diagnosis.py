@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from linattest.verify.evidence import Diagnosis, Evidence
 from linattest.verify.records import Record
+from linattest.verify.rules.factors import factor, sign
 from linattest.verify.rules.hypotheses import (
     gate,
     heads,
@@ -21,7 +22,7 @@ from linattest.verify.rules.hypotheses import (
     state_transposed,
     triangle,
 )
-from linattest.verify.rules.localisation import boundary, future, packed, tail
+from linattest.verify.rules.localisation import boundary, future, late, packed, shape, tail
 from linattest.verify.rules.precision import dtype_only, gradient, overflow, rounding_of
 from linattest.verify.rules.symptoms import inputs_modified, no_graph, promise, raises, unrepeatable, where
 from linattest.verify.subject import Subject
@@ -29,8 +30,8 @@ from linattest.verify.subject import Subject
 Rule = Callable[[Evidence], Diagnosis | None]
 
 SPECIFIC: tuple[Rule, ...] = (
-    inputs_modified, unrepeatable, future, tail, boundary, state_ignored, state_transposed, state_narrow, heads, packed,
-    scale, ignored, gate, triangle, overflow, no_graph, gradient, rounding_of, raises,
+    inputs_modified, unrepeatable, shape, late, future, tail, boundary, state_ignored, state_transposed, state_narrow,
+    heads, packed, scale, ignored, sign, gate, triangle, factor, overflow, no_graph, gradient, rounding_of, raises,
 )  # fmt: skip
 """Rules that name a fault."""
 
@@ -38,7 +39,9 @@ GENERAL: tuple[Rule, ...] = (dtype_only, where, promise)
 """Rules that say where something is wrong."""
 
 IMPLIED = {
-    "unrepeatable": {future, packed, ignored, gradient}, "ignored": {gate},
+    "unrepeatable": {future, packed, ignored, gradient}, "ignored": {gate, factor},
+    "shape": {raises}, "late": {future, rounding_of, factor},
+    "scale": {factor}, "sign": {overflow, gradient}, "gate": {factor}, "triangle": {factor}, "factor": {rounding_of},
     "state-narrow": {rounding_of}, "future": {rounding_of},
     "no-gradient": {gradient}, "overflow": {gradient}, "inputs-modified": {no_graph, gradient},
     "dtype": {where, promise}, "where": {promise},
@@ -46,7 +49,8 @@ IMPLIED = {
 """What a fault looks like besides: rules that are not asked once it is found."""
 
 FORWARD = {
-    tail, boundary, state_ignored, state_transposed, state_narrow, heads, scale, ignored, gate, triangle, rounding_of,
+    late, tail, boundary, state_ignored, state_transposed, state_narrow, heads, scale, ignored, sign, gate, triangle,
+    factor, rounding_of,
 }  # fmt: skip
 """Rules of wrong outputs: not asked where every output is right."""
 

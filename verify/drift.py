@@ -14,7 +14,8 @@ What is right, by row:
                   than float64 has.
 ``float64``       for bfloat16, the same form in float64 on the same inputs, whose own error is in the row beside it;
                   for an operator without a state, whose oracle takes T**2 exponentials, the float64 token loop, which
-                  is judged against the oracle where T allows that.
+                  is judged against the oracle where T allows that; for kernels, the float64 chunk form, certified by
+                  the oracle at a small T.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from linattest.verify.environment import Environment, environment
+from linattest.verify import devices
+from linattest.verify.environment import Environment
+from linattest.verify.examination import certify
 from linattest.verify.inputs import Batch, Case, Structure, build
 from linattest.verify.numbers import ArbContext, Context, MpContext, split_ball
 from linattest.verify.oracle import heads, numbers_of
@@ -53,6 +56,12 @@ state has an oracle up to here."""
 
 BITS, DIGITS_BITS = 192, 170
 """Bits of a ball where it need not grow, and of mpmath: 51 digits."""
+
+DEVICE_LENGTHS = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 17)
+"""Tokens of kernels on a GPU."""
+
+DEVICE_WIDTH = 64
+"""K and V of kernels: with fewer channels there is nothing for a tensor core to round."""
 
 WINDOW = 64
 """How many of the last tokens are looked at."""
@@ -119,6 +128,27 @@ def measure(operator: Operator, lengths: Sequence[int] = LENGTHS) -> Iterator[li
         yield rows
 
 
+def measure_kernels(
+    operator: Operator, device: str, lengths: Sequence[int] = DEVICE_LENGTHS, width: int = DEVICE_WIDTH
+) -> Iterator[list[Row]]:
+    """The rows of an operator's kernels on a device, a list a length; none where it has no kernel that runs there.
+
+    Raises:
+        OracleError: the float64 chunk form, which judges them, fails where the oracle judges it.
+    """
+    runs = [v for v in operator.variants if v.kernel and v.kind == "sequence" and not devices.obstacle(v, device)]
+    for tokens in lengths if runs else ():
+        rows: list[Row] = []
+        for dtype in sorted({dtype for variant in runs for dtype in variant.dtypes}):
+            structure = Structure(T=tokens, K=width, V=width)
+            case = Case(operator=operator.name, structure=structure, dtype=dtype, gradient=False)
+            certify(operator, case)
+            batch = build(operator, case)
+            right = in_float64(operator, operator.variant("chunk"), batch)
+            rows += [judge(operator, v, batch, right, device) for v in runs if dtype in v.dtypes]
+        yield rows
+
+
 def forms(operator: Operator) -> Iterator[tuple[Variant, str]]:
     """Our forms over a whole sequence, and dtypes that hold the inputs; the token loop takes long: float32 alone.
 
@@ -178,10 +208,10 @@ def in_float64(operator: Operator, variant: Variant, batch: Batch) -> Exact:
     return Exact(hi, {name: np.zeros_like(x) for name, x in hi.items()}, "float64")
 
 
-def judge(operator: Operator, variant: Variant, batch: Batch, right: Exact) -> Row:
+def judge(operator: Operator, variant: Variant, batch: Batch, right: Exact, device: str = "cpu") -> Row:
     """Run one form and compare it with what is right."""
     start = time.process_time()
-    found = _parts(operator, batch, run(operator, variant, batch))
+    found = _parts(operator, batch, devices.home(run(operator, variant, devices.place(batch, device))))
     seconds = time.process_time() - start
     kept = accumulation(batch.case.dtype)
     errors = {
@@ -217,9 +247,9 @@ def _finite(x: float) -> float | None:
     return round(x, 4) if np.isfinite(x) else None
 
 
-def collect(rows: list[Row]) -> Drift:
-    """The rows with the environment they were made in."""
-    return Drift(rows=rows, environment=environment())
+def collect(rows: list[Row], device: str = "cpu", width: int = WIDTH) -> Drift:
+    """The rows with the environment they were made in; of a GPU, that of its kernels."""
+    return Drift(rows=rows, width=width, environment=devices.surroundings(device, devices.kind(device) != "cpu"))
 
 
 def read(path: Path) -> Drift:

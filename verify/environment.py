@@ -19,7 +19,11 @@ ROOT = Path(linattest.__file__).resolve().parent
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a record is keyed by, beside its case."""
+    """Everything a record is keyed by, beside its case.
+
+    ``interpreted``: a kernel ran in Triton's interpreter, which says nothing about a GPU's rounding. The last two are
+    how a kernel was compiled, ``None`` for what is no kernel.
+    """
 
     linattest: str
     commit: str
@@ -33,6 +37,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     cpu: str
     device: str = "cpu"
+    interpreted: bool = False
     enable_fp_fusion: bool | None = None
     input_precision: str | None = None
 

@@ -205,6 +205,10 @@ class Evidence:
                 found[dtype] = self.look(dtype=dtype)
         return found
 
+    def domain(self, name: str) -> str:
+        """The domain of an input, as the record has it."""
+        return next(x.domain for x in self.operator.inputs_of(self.base.batch.options) if x.name == name)
+
     def changed(self, batch: Batch, **tensors: torch.Tensor) -> Batch:
         """The batch with some inputs replaced."""
         return batch.with_(tensors={**batch.tensors, **tensors})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -14,110 +12,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from linattest.verify import gradients, registry
-from linattest.verify.environment import environment
+from linattest.verify import devices, gradients, registry
+from linattest.verify.devices import home, place, surroundings
+from linattest.verify.examination import Examination, out_of_reach
 from linattest.verify.given import batch_of, operator_of
 from linattest.verify.grids import Job
 from linattest.verify.inputs import Batch, Case, build, lay_out, resolve_options
-from linattest.verify.measure import Verdict, Wanted, compare, compare_number, rounding
-from linattest.verify.oracle import Truth, truth
+from linattest.verify.measure import Verdict, compare, compare_number, rounding
 from linattest.verify.probe import Finding, Probe
 from linattest.verify.records import Direction, Record, Status, finite, load_bundle, save_bundle
-from linattest.verify.sensitivity import Sensitivity, sensitivity
 from linattest.verify.spec import Operator, Property, Variant
-from linattest.verify.subject import Subject, SubjectError
-from linattest.verify.subjects import Outcome, resolve, run
-from linattest.verify.tolerance import THRESHOLD, accumulation, smallest_subnormal, unit_roundoff
+from linattest.verify.subject import SubjectError
+from linattest.verify.subjects import Outcome, run
+from linattest.verify.tolerance import THRESHOLD, accumulation, unit_roundoff
 
 Array = NDArray[np.float64]
-
-CERTIFIED_WORK = 1 << 14
-"""Largest T * K * (K + V) on which the gradient oracle certifies the float64 reference's gradient."""
-
-
-@dataclass(frozen=True)
-class Examination:
-    """The exact answers for one batch, each computed when first asked for."""
-
-    operator: Operator
-    batch: Batch
-    subject: Subject | None = None
-
-    @cached_property
-    def sensitivity(self) -> Sensitivity:
-        """Unavoidable error, and the float64 reference's values and gradients."""
-        return sensitivity(self.operator, self.batch, backward=self.batch.case.gradient)
-
-    @cached_property
-    def truth(self) -> Truth:
-        """The oracle's enclosure of the outputs."""
-        return truth(self.operator, self.batch, self.budget)
-
-    @cached_property
-    def budget(self) -> dict[str, Array]:
-        """Allowed error by output, with nothing staged: the strictest any variant is held to."""
-        return {name: self._estimate(name).budget(self.dtype_of(name)) for name in self.outputs}
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names of the forward outputs."""
-        return [name for name in self.sensitivity.values if not name.startswith("d ")]
-
-    @property
-    def radius(self) -> float:
-        """The oracle's worst radius as a fraction of the budget (0/0 = 0)."""
-        worst = 0.0
-        floor = smallest_subnormal(self.batch.case.dtype)
-        for name, radius in self.truth.radius.items():
-            if radius.size:
-                worst = max(worst, float(np.max(radius / np.maximum(self.budget[name], floor))))
-        return worst
-
-    def dtype_of(self, name: str) -> str:
-        """The dtype an output is rounded to: states and scalars are kept in the accumulation type."""
-        case = self.batch.case
-        inner = name.removeprefix("d ")
-        return case.dtype if inner == "o" or inner in self.batch.tensors else accumulation(case.dtype)
-
-    def wanted(self, name: str, variant: Variant) -> Wanted:
-        """Exact value (for gradients: the certified float64 reference) and unavoidable error."""
-        estimate = self._estimate(name)
-        hi, lo = (self.truth.hi[name], self.truth.lo[name]) if name in self.truth.hi else (estimate.hi, estimate.lo)
-        rms = self.sensitivity.kappa_rms(name, estimate.head_axis)
-        return Wanted(hi, lo, estimate.kappa, self.staged(name, variant), estimate.head_axis, rms)
-
-    def staged(self, name: str, variant: Variant) -> Array:
-        """The sum of a variant's staged terms for one output."""
-        total = np.zeros_like(self.sensitivity.values[name])
-        for term in variant.staged:
-            if self.batch.case.dtype in term.dtypes:
-                if term.function not in self._terms:
-                    measure = resolve(term.function)
-                    self._terms[term.function] = measure(self.operator, self.batch, self.batch.case.gradient)
-                total = total + self._terms[term.function].get(name, 0.0)
-        return total
-
-    @cached_property
-    def _terms(self) -> dict[str, dict[str, Array]]:
-        return {}
-
-    def _estimate(self, name: str) -> Wanted:
-        value = self.sensitivity.values[name]
-        axes = {f"state.{x.name}": x.head_axis or 0 for x in self.operator.states}
-        axis = axes.get(name.removeprefix("d "), 2)
-        zero = np.zeros_like(value)
-        return Wanted(value, zero, self.sensitivity.kappa(name), zero, axis)
-
-    @cached_property
-    def certificates(self) -> list[tuple[gradients.Direction, float]]:
-        """Exact directional derivatives, where the case is small enough for the gradient oracle."""
-        s = self.batch.case.structure
-        if s.T * s.K * (s.K + s.V) > CERTIFIED_WORK:
-            return []
-        return [
-            (d, gradients.derivative(self.operator, self.batch, d))
-            for d in gradients.directions(self.operator, self.batch)
-        ]
 
 
 def examine(job: Job, variants: tuple[str, ...] = (), bundles: Path | None = None) -> list[Record]:
@@ -132,13 +41,13 @@ def judged(job: Job, variants: tuple[str, ...] = (), bundles: Path | None = None
     """The records of `examine` one at a time, each computed when it is asked for: for who stops at a failure."""
     operator = registry.operator(job.case.operator) if job.subject is None else operator_of(job.subject)
     batch = build(operator, job.case) if job.subject is None else batch_of(job.subject, job.case)
-    examination = Examination(operator, batch, job.subject)
-    for variant, direction, tried in planned(operator, job.case, variants, job.properties):
+    examination = Examination(operator, batch, job.subject, job.device)
+    for variant, direction, tried in planned(operator, job.case, variants, job.properties, job.device):
         record = _judge(examination, variant, direction) if tried is None else _property(examination, variant, tried)
         yield _file(record, examination, bundles)
 
 
-def replay(path: Path) -> list[Record]:
+def replay(path: Path, device: str = "cpu") -> list[Record]:
     """Run again what a bundle saved, on the very tensors it holds.
 
     Raises:
@@ -155,7 +64,7 @@ def replay(path: Path) -> list[Record]:
     options = resolve_options(operator, case.options)
     inputs = {x.name: lay_out(tensors["input"][x.name], case.structure.layout) for x in operator.inputs_of(options)}
     batch = Batch(case, inputs, tensors["initial"] or None, options, tensors["cotangent"], cu_seqlens)
-    examination = Examination(operator, batch, bundle.subject)
+    examination = Examination(operator, batch, bundle.subject, device)
     if bundle.direction == "property":
         chosen = [p for p in registry.properties(operator) if p.name == bundle.what]
         return [_property(examination, variant, p) for p in chosen]
@@ -163,11 +72,13 @@ def replay(path: Path) -> list[Record]:
 
 
 def planned(
-    operator: Operator, case: Case, names: tuple[str, ...] = (), properties: bool = False
+    operator: Operator, case: Case, names: tuple[str, ...] = (), properties: bool = False, device: str = "cpu"
 ) -> Iterator[tuple[Variant, Direction, Property | None]]:
-    """What there is to judge about a case: (variant, direction, property)."""
-    for variant in operator.variants:
-        if (names and variant.name not in names) or not runs(operator, variant, case):
+    """What there is to judge about a case on a device: (variant, direction, property)."""
+    for variant in devices.chosen(operator, names, device):
+        if not (runs(operator, variant, case) and judgeable(operator, variant, case)):
+            continue
+        if not devices.small_enough(variant, case, device):
             continue
         yield variant, "forward", None
         if case.gradient and "gradient" in variant.supports:
@@ -186,6 +97,18 @@ def runs(operator: Operator, variant: Variant, case: Case) -> bool:
     return case.dtype in variant.dtypes and all(f in variant.supports for f, used in needed.items() if used)
 
 
+STEP_TOKENS = 300
+"""Most tokens that a decode step is driven through: more of them say no more, and what it hands on costs a token loop
+for every sample."""
+
+
+def judgeable(operator: Operator, variant: Variant, case: Case) -> bool:
+    """Whether a variant can be held to something: the token loop cannot where it stands in for the oracle."""
+    if variant.kind == "step" and case.structure.T > STEP_TOKENS:
+        return False
+    return variant.name != operator.reference or not out_of_reach(operator, case)
+
+
 def _file(record: Record, examination: Examination, bundles: Path | None) -> Record:
     """A failing record gets a replay bundle and the command that runs it."""
     if not record.failed or bundles is None:
@@ -195,13 +118,15 @@ def _file(record: Record, examination: Examination, bundles: Path | None) -> Rec
     except OSError as error:  # the failure matters more than its bundle
         return msgspec.structs.replace(record, replay=f"(no bundle: {error})")
     command = "verify" if examination.subject is None else "check"
+    command += f" --device {examination.device}" if examination.device != "cpu" else ""
     return msgspec.structs.replace(record, replay=f"linattest {command} --replay {shlex.quote(str(path))}")
 
 
 def _judge(examination: Examination, variant: Variant, direction: Direction) -> Record:
     start = time.perf_counter()
     try:
-        outcome = run(examination.operator, variant, examination.batch.copy(), backward=direction == "gradient")
+        batch = place(examination.batch.copy(), examination.device)
+        outcome = home(run(examination.operator, variant, batch, backward=direction == "gradient"))
         found = verdicts(examination, variant, direction, outcome)
     except Exception as error:
         return _error(examination, variant, direction, direction, error)
@@ -258,7 +183,9 @@ def _property(examination: Examination, variant: Variant, tried: Property) -> Re
     start = time.perf_counter()
     try:
         wanted = {name: examination.wanted(name, variant) for name in examination.outputs}
-        probe = Probe(examination.operator, variant, examination.batch.copy(), wanted, registry.BY_NAME)
+        probe = Probe(
+            examination.operator, variant, examination.batch.copy(), wanted, registry.BY_NAME, examination.device
+        )
         findings: list[Finding] = list(tried.check(probe))
     except Exception as error:
         return _error(examination, variant, "property", tried.name, error)
@@ -287,14 +214,16 @@ def _record(
     return Record(
         case=case, variant=variant.name, direction=direction, what=what, status=status, ratio=finite(ratio),
         ratios={name: finite(x) for name, x in ratios.items()}, message="" if status == "pass" else message,
-        oracle_radius=finite(examination.radius), oracle_bits=examination.truth.prec,
-        crosschecked=examination.truth.crosschecked, seconds=round(time.perf_counter() - start, 4),
-        environment=environment(),
+        truth="float64" if examination.substituted else "oracle",
+        oracle_radius=None if examination.radius is None else finite(examination.radius),
+        oracle_bits=examination.truth.prec, crosschecked=examination.truth.crosschecked,
+        seconds=round(time.perf_counter() - start, 4), environment=surroundings(examination.device, variant.kernel),
     )  # fmt: skip
 
 
 def _error(examination: Examination, variant: Variant, direction: Direction, what: str, error: Exception) -> Record:
     return Record(
         case=examination.batch.case, variant=variant.name, direction=direction, what=what, status="error",
-        ratio=None, message=f"{type(error).__name__}: {error}", environment=environment(),
+        ratio=None, message=f"{type(error).__name__}: {error}",
+        environment=surroundings(examination.device, variant.kernel),
     )  # fmt: skip

@@ -49,6 +49,35 @@ PROPERTY = (
 )
 """Small structures on which every property of every variant is tried."""
 
+DEVICE = (
+    Structure(T=1, K=1, V=1),
+    Structure(T=1, K=64, V=64, B=2, H=2, initial_state=True),
+    Structure(T=63, K=64, V=64, initial_state=True),
+    Structure(T=64, K=128, V=128),
+    Structure(T=65, K=128, V=64, H=2, group=2, initial_state=True, layout="transposed"),
+    Structure(T=127, K=16, V=16, B=2, H=2, layout="guarded"),
+    Structure(T=127, K=7, V=5, initial_state=True),
+    Structure(T=200, K=100, V=60, H=2, cu_seqlens=(0, 0, 64, 65, 65, 200), initial_state=True),
+    Structure(T=200, K=64, V=64, group=2, cu_seqlens=(0, 100, 190)),
+    Structure(T=200, K=1, V=1, B=2, initial_state=True),
+)
+"""On a GPU, in every dtype: edges of chunks, every width class, packs with empty sequences, strides."""
+
+LONG = (
+    Structure(T=1000, K=64, V=64, H=2, group=2, initial_state=True),
+    Structure(T=1000, K=256, V=256),
+    Structure(T=1000, K=128, V=128, cu_seqlens=(0, 0, 1, 300, 300, 937), initial_state=True),
+    Structure(T=4096, K=64, V=64, H=2, initial_state=True),
+    Structure(T=4096, K=128, V=128, layout="transposed"),
+    Structure(T=4096, K=128, V=64, group=2, cu_seqlens=(0, 1000, 1000, 4000), initial_state=True),
+    Structure(T=4096, K=16, V=16, B=2, H=2, layout="guarded"),
+    Structure(T=4096, K=100, V=60, initial_state=True),
+    Structure(T=4096, K=7, V=5, initial_state=True),
+)
+"""On a GPU, in bfloat16 and another dtype in turn; float64 stands in for the oracle (examination.py)."""
+
+DEVICE_DTYPES = ("bfloat16", "float32", "float16")
+
 PROPERTY_DTYPES = (1, 2, 0)
 """The place in ``DTYPES`` with which each of them starts: float32, bfloat16, float64."""
 
@@ -66,13 +95,21 @@ GRADIENT_WORK = 1 << 20
 """Largest T * K * (K + V) * heads for which gradients are judged elementwise."""
 
 
+LONG_WORK = 1 << 28
+"""The same on a GPU, where long gradients are judged too."""
+
+
 @dataclass(frozen=True)
 class Job:
-    """A case, and whether its properties are tried too; ``subject``: with this function instead of our variants."""
+    """A case, and whether its properties are tried too; ``subject``: with this function instead of our variants.
+
+    ``device``: where the variants run ("cpu", "cuda", "cuda:1").
+    """
 
     case: Case
     properties: bool = False
     subject: Subject | None = None
+    device: str = "cpu"
 
     @property
     def work(self) -> float:
@@ -93,12 +130,15 @@ class _Turns:
     every: bool
     jobs: list[Job]
 
-    def add(self, structure: Structure, turn: int, *, family: str = "", properties: bool = False, at: int = 0) -> None:
+    def add(
+        self, structure: Structure, turn: int, *, family: str = "", properties: bool = False, at: int = 0,
+        gradient_work: int = GRADIENT_WORK,
+    ) -> None:  # fmt: skip
         """One case, or one a dtype if ``every``; ``at`` is the place of the dtype in the rotation."""
         options = self.operator.grid[turn % len(self.operator.grid)]
         s = structure if groups(self.operator, options) else ungroup(structure)
         fitting = [f for f in self.operator.families if fits(f, s)]
-        gradient = s.T * s.K * (s.K + s.V) * s.H * s.group * s.B <= GRADIENT_WORK
+        gradient = s.T * s.K * (s.K + s.V) * s.H * s.group * s.B <= gradient_work
         some = self.dtypes if self.every else (self.dtypes[at % len(self.dtypes)],)
         for j, dtype in enumerate(some):
             case = Case(
@@ -134,6 +174,27 @@ def grid(operator: Operator, *, quick: bool = False, full: bool = False, seed: i
         turns.add(FAMILY, i, family=family, at=place(i))
     for turn in range(1, len(operator.grid)):
         turns.add(OPTION, turn, family="random", properties=full and turn == 1, at=place(turn))
+    return sorted(turns.jobs, key=lambda job: -job.work)
+
+
+def device_grid(operator: Operator, *, seed: int = 0) -> list[Job]:
+    """The jobs of one operator on a GPU, longest first; the caller says which GPU (``Job.device``)."""
+    turns = _Turns(operator, seed, DEVICE_DTYPES, every=True, jobs=[])
+    for i, structure in enumerate(DEVICE):
+        turns.add(structure, i, gradient_work=LONG_WORK)
+    for structure in PROPERTY:
+        turns.add(structure, 0, family="random", properties=True)
+    for i, options in enumerate(settings(operator)):
+        turns.add(CERTIFIED, operator.grid.index(_of(operator, options)), family="random", at=i)
+    turns.every = False
+    for i, structure in enumerate(LONG):
+        for at in (0, 1 + i % 2):
+            turns.add(structure, i, family="random", at=at, gradient_work=LONG_WORK)
+    for i, family in enumerate(operator.families):
+        for at in (0, 1 + i % 2):
+            turns.add(FAMILY, i, family=family, at=at)
+    for turn in range(1, len(operator.grid)):
+        turns.add(OPTION, turn, family="random", at=turn)
     return sorted(turns.jobs, key=lambda job: -job.work)
 
 

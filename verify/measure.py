@@ -26,7 +26,8 @@ class Wanted:
     ``hi + lo`` is the exact value, ``kappa`` the unavoidable movement, ``staged`` the measured rounding of
     low-precision operands, all of the output's shape. ``head_axis`` is its axis of heads, ``kappa_rms`` the
     largest root mean square of the movement in one head (axes 0 and ``head_axis`` are left), ``None`` where
-    only single elements are judged.
+    only single elements are judged. ``staged_rms`` is what is staged in that measure, ``None`` where only single
+    elements are known.
     """
 
     hi: Array
@@ -35,6 +36,7 @@ class Wanted:
     staged: Array
     head_axis: int
     kappa_rms: Array | None = None
+    staged_rms: Array | None = None
 
     def budget(self, dtype: str) -> Array:
         """Allowed absolute error of every element for an output of this dtype."""
@@ -125,7 +127,9 @@ def compare(name: str, got: torch.Tensor, wanted: Wanted, dtype: str, accumulati
         by_head = tuple(i for i in range(ratio.ndim) if i not in (0, wanted.head_axis))
         rms = np.zeros(1)
         if wanted.kappa_rms is not None:
-            error_rms, free_rms = (np.sqrt(np.mean(x * x, axis=by_head)) for x in (error, free))
+            known = free if wanted.staged_rms is None else _known(rounding(wanted.hi, dtype))
+            error_rms, free_rms = (np.sqrt(np.mean(x * x, axis=by_head)) for x in (error, known))
+            free_rms = free_rms if wanted.staged_rms is None else free_rms + _known(wanted.staged_rms)
             rms = _ratio(error_rms, free_rms, _known(wanted.kappa_rms))
     place = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
     worst, metric = float(ratio[place]), "pointwise"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
-import torch
-
 from linattest.verify.spec import DTYPES, FEATURES
 from linattest.verify.subject import Subject
 
@@ -159,6 +157,8 @@ def missing(peer: str) -> str:
 
 def runnable(preset: Preset) -> bool:
     """Whether this machine has what it needs."""
+    import torch  # the only one here that needs it
+
     return not preset.gpu or torch.cuda.is_available()
 
 

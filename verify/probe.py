@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from linattest.verify import devices, staging
 from linattest.verify.inputs import Batch, build
 from linattest.verify.measure import Wanted, compare
 from linattest.verify.sensitivity import Sensitivity, sensitivity
 from linattest.verify.spec import Operator, Variant
-from linattest.verify.subjects import Outcome, resolve, run
+from linattest.verify.subjects import Caller, Outcome, resolve, run
 from linattest.verify.tolerance import accumulation, unit_roundoff
 
 Array = NDArray[np.float64]
@@ -36,13 +37,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class Probe:
-    """A variant on a batch. ``wanted`` is the exact answer; ``operators`` are the known records by name."""
+    """A variant on a batch. ``wanted`` is the exact answer; ``operators`` are the known records by name.
+
+    Batches lie on the CPU, and so do results; in between the variant runs on ``device``.
+    """
 
     operator: Operator
     variant: Variant
     batch: Batch
     wanted: Mapping[str, Wanted]
     operators: Mapping[str, Operator]
+    device: str = "cpu"
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether the variant is a kernel in Triton's interpreter: a launch takes it a thousand times as long."""
+        return self.variant.kernel and devices.kind(self.device) == "cpu"
 
     @property
     def roundoff(self) -> float:
@@ -54,9 +64,21 @@ class Probe:
         """The variant's forward result on the batch itself."""
         return self.run(self.batch)
 
-    def run(self, batch: Batch, *, backward: bool = False) -> Outcome:
-        """The variant on another batch."""
+    def run(
+        self, batch: Batch, *, backward: bool = False, caller: Caller | None = None, variant: Variant | None = None,
+        operator: Operator | None = None,
+    ) -> Outcome:  # fmt: skip
+        """The variant (or another, of another operator) on another batch."""
+        who = operator or self.operator, variant or self.variant
+        return devices.home(run(*who, self.there(batch), backward=backward, caller=caller))
+
+    def run_there(self, batch: Batch, *, backward: bool = False) -> Outcome:
+        """The variant on a batch that lies on its device, with results that stay there: for what memory they have."""
         return run(self.operator, self.variant, batch, backward=backward)
+
+    def there(self, batch: Batch) -> Batch:
+        """The batch on the variant's device."""
+        return devices.place(batch, self.device)
 
     def accepts(self, keyword: str) -> bool:
         """Whether the variant's function takes this keyword."""
@@ -70,6 +92,12 @@ class Probe:
     def sensitivity(self, batch: Batch) -> Sensitivity:
         """Unavoidable error of another batch, forward."""
         return sensitivity(self.operator, batch, backward=False)
+
+    def against(self, batch: Batch, name: str, exact: Array, axis: int = 2) -> Wanted:
+        """What an output of another batch should be, if that is known, and the error allowed there."""
+        sensitive, zero = self.sensitivity(batch), np.zeros_like(exact)
+        term = staging.terms(self.operator, self.variant, batch, False).get(name, staging.Term(zero))
+        return Wanted(exact, zero, sensitive.kappa(name), term.most, axis, sensitive.kappa_rms(name, axis), term.rms)
 
     def judge(self, name: str, got: torch.Tensor, what: str, rows: slice = slice(None)) -> Finding:
         """The error ratio of an output (or of some of its tokens) against the exact value."""
@@ -93,6 +121,7 @@ class Probe:
         """Equal bit for bit, NaN equal to NaN."""
         if got.shape != wanted.shape or got.dtype != wanted.dtype:
             return Finding(float("inf"), f"{what}: {got.shape} {got.dtype}, expected {wanted.shape} {wanted.dtype}")
+        got, wanted = got.cpu(), wanted.cpu()
         same = (got == wanted) | (got.isnan() & wanted.isnan())
         if bool(same.all()):
             return Finding(0.0, f"{what}: same bits")

@@ -40,7 +40,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ratio`` is the worst error ratio over ``ratios`` (by output, gradient or finding), ``None`` when it
     is infinite or the run raised. ``oracle_radius`` is the oracle's proved radius as a fraction of the
-    budget, at most 2**-20.
+    budget, at most 2**-20. ``truth``: the oracle, or certified float64 forms in its place (examination.py).
     """
 
     schema: int = SCHEMA
@@ -53,6 +53,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ratios: dict[str, float | None] = {}
     message: str = ""
     replay: str = ""
+    truth: Literal["oracle", "float64"] = "oracle"
     oracle_radius: float | None = None
     oracle_bits: int | None = None
     crosschecked: bool = False

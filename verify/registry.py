@@ -15,6 +15,7 @@ from linattest.verify.operators import (
     softmax,
     vla,
 )
+from linattest.verify.properties.device import DEVICE
 from linattest.verify.properties.handover import HANDOVER
 from linattest.verify.properties.machine import MACHINE
 from linattest.verify.properties.memory import MEMORY
@@ -37,7 +38,7 @@ OPERATORS: tuple[Operator, ...] = (
     log_linear.OPERATOR,
 )
 
-GENERAL: tuple[Property, ...] = (*METAMORPHIC, SCALING, BASIS, COMPANY, *HANDOVER, *MEMORY, *MACHINE)
+GENERAL: tuple[Property, ...] = (*METAMORPHIC, SCALING, BASIS, COMPANY, *HANDOVER, *MEMORY, *MACHINE, *DEVICE)
 """Properties that are tried on every operator."""
 
 BY_NAME: dict[str, Operator] = {operator.name: operator for operator in OPERATORS}

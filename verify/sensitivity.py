@@ -21,7 +21,7 @@ from linattest.verify.inputs import Batch, Case, Scalar, generator
 from linattest.verify.spec import Operator
 from linattest.verify.stochastic import RandomRounding
 from linattest.verify.subjects import Caller, Outcome, run
-from linattest.verify.tolerance import PATTERNS, STEP, accumulation, smallest_normal, unit_roundoff
+from linattest.verify.tolerance import PATTERNS, STEP, TORCH_DTYPES, accumulation, smallest_normal, unit_roundoff
 
 Array = NDArray[np.float64]
 
@@ -50,22 +50,27 @@ class Sensitivity:
 
     def kappa_rms(self, name: str, head_axis: int) -> Array | None:
         """Unavoidable root mean square error in each head; ``None`` for a scalar."""
-        shifts = self.shifts[name]
-        if shifts.ndim < 3:
-            return None
-        within = tuple(i for i in range(1, shifts.ndim) if i not in (1, head_axis + 1))
-        if not shifts.size:
-            return np.zeros(())
-        return np.max(np.sqrt(np.mean(shifts * shifts, axis=within)), axis=0)
+        each = head_rms(self.shifts[name], head_axis)
+        return None if each is None else np.max(each, axis=0)
 
 
-def sensitivity(operator: Operator, batch: Batch, *, backward: bool) -> Sensitivity:
-    """Measure it: a run of the reference as it is, and runs of ``PATTERNS`` moved copies in all."""
-    base = run_copies(operator, batch, 1, backward, moved=False)[0]
+def head_rms(shifts: Array, head_axis: int) -> Array | None:
+    """Root mean square in each head of movements [copies, ...], a row a copy; ``None`` for scalars."""
+    if shifts.ndim < 3:
+        return None
+    within = tuple(i for i in range(1, shifts.ndim) if i not in (1, head_axis + 1))
+    if not shifts.size:
+        return np.zeros(shifts.shape[0])
+    return np.sqrt(np.mean(shifts * shifts, axis=within))
+
+
+def sensitivity(operator: Operator, batch: Batch, *, backward: bool, form: str = "") -> Sensitivity:
+    """Measure it: a run of the reference (or of another ``form``) as it is, and runs of ``PATTERNS`` moved copies."""
+    base = run_copies(operator, batch, 1, backward, moved=False, form=form)[0]
     copies: list[Outcome] = []
     while len(copies) < PATTERNS:
         size = min(PATTERNS - len(copies), group_size(batch, backward))
-        copies += run_copies(operator, batch, size, backward, moved=True, turn=len(copies))
+        copies += run_copies(operator, batch, size, backward, moved=True, turn=len(copies), form=form)
     values = {name: _array(x) for name, x in base.values.items()}
     scale = unit_roundoff(accumulation(batch.case.dtype)) / STEP
     for name, x in values.items():
@@ -94,15 +99,18 @@ def run_copies(
     moved: bool,
     turn: int = 0,
     caller: Caller | None = None,
+    form: str = "",
+    dtype: str = "float64",
 ) -> list[Outcome]:
     """One float64 run of the reference on copies stacked along the heads, cut apart again.
 
-    ``moved`` moves inputs and operations; ``turn`` makes another run's signs differ.
+    ``moved`` moves inputs and operations; ``turn`` makes another run's signs differ; ``form`` names another variant
+    than the reference, ``dtype`` another type of the inputs.
     """
     rng = generator(batch.case, f"signs {turn}") if moved else None
 
     def stack(x: torch.Tensor, axis: int) -> torch.Tensor:
-        return torch.cat([_move(x.double(), rng) for _ in range(copies)], dim=axis)
+        return torch.cat([_move(x.to(TORCH_DTYPES[dtype]), rng) for _ in range(copies)], dim=axis)
 
     tensors = {name: stack(x, 2) for name, x in batch.tensors.items()}
     axes = {f"state.{x.name}": x.head_axis for x in operator.states}
@@ -115,13 +123,14 @@ def run_copies(
     for option in operator.options:
         value = options.get(option.name)
         if option.differentiable and isinstance(value, float):
-            one, heads = torch.tensor([value], dtype=torch.float64), batch.case.structure.shape(option.shape)
+            one, heads = torch.tensor([value], dtype=TORCH_DTYPES[dtype]), batch.case.structure.shape(option.shape)
             options[option.name] = torch.cat([_move(one, rng).expand(heads) for _ in range(copies)])
-    stacked = Batch(_widened(batch.case, copies), tensors, state, options, cotangents, batch.cu_seqlens)
+    stacked = Batch(_widened(batch.case, copies, dtype), tensors, state, options, cotangents, batch.cu_seqlens)
     accumulate = accumulation(batch.case.dtype)
     tiny = smallest_normal(accumulate) * STEP / unit_roundoff(accumulate)
     with RandomRounding(int(rng.integers(2**31)), tiny) if rng is not None else nullcontext():
-        outcome = run(operator, operator.variant(operator.reference), stacked, backward=backward, caller=caller)
+        variant = operator.variant(form or operator.reference)
+        outcome = run(operator, variant, stacked, backward=backward, caller=caller)
     return _cut(outcome, copies, options, axes)
 
 
@@ -140,9 +149,9 @@ def _cut(
     return [Outcome(piece) for piece in pieces]
 
 
-def _widened(case: Case, copies: int) -> Case:
+def _widened(case: Case, copies: int, dtype: str) -> Case:
     structure = msgspec.structs.replace(case.structure, H=case.structure.H * copies)
-    return msgspec.structs.replace(case, structure=structure, dtype="float64")
+    return msgspec.structs.replace(case, structure=structure, dtype=dtype)
 
 
 def _move(x: torch.Tensor, rng: np.random.Generator | None) -> torch.Tensor:

@@ -8,13 +8,16 @@ operator without pulling in an implementation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from linattest.verify.signature import Input, Option, State, When, check_shape, require
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """Every floating type an operator takes, widest first."""
+
+PLACES = ("cpu", "interpreter", "cuda")
+"""Where a variant may run: a CPU, Triton's interpreter (on a CPU, for its semantics alone), a GPU."""
 
 FEATURES = frozenset({"packed", "state", "grouped", "rectangular", "gradient"})
 """What a variant may support: packed sequences, states in and out, HV > H, K != V, backward."""
@@ -43,6 +46,23 @@ class Staged:
 CARRIED_STATE = Staged(name="state between tokens", function="linattest.verify.staging:carried_state")
 """A decode step receives and returns its state in the accumulation type: one rounding of it a token."""
 
+OPERANDS = (
+    Staged(
+        name="bfloat16 operands of matrix products",
+        function="linattest.verify.staging:bfloat16_operands",
+        dtypes=("bfloat16",),
+    ),
+    Staged(
+        name="tf32 operands of matrix products", function="linattest.verify.staging:tf32_operands", dtypes=("float16",)
+    ),
+)
+"""What a kernel computes and feeds to a tensor core again: scores, states, decayed values, residuals."""
+
+GRADIENT_OPERANDS = tuple(
+    replace(term, name=f"{term.name}, in gradients", function=f"{term.function}_of_gradients") for term in OPERANDS
+)
+"""The same for a step, whose forward has no products of matrices: its backward is that of a chunk of one token."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
@@ -50,7 +70,8 @@ class Variant:
 
     ``function`` is "module:name", imported when it is run, so that a page imports no implementation.
     ``kind="step"`` marks a one-token decode step, which the harness drives through the sequence.
-    ``options`` are keywords fixed for this variant; ``staged`` are the named terms of its error budget.
+    ``options`` are keywords fixed for this variant; ``staged`` are the named terms of its error budget; ``places``
+    where it can run (``PLACES``).
     """
 
     name: str
@@ -60,6 +81,7 @@ class Variant:
     supports: frozenset[str] = FEATURES
     dtypes: tuple[str, ...] = DTYPES
     staged: tuple[Staged, ...] = ()
+    places: frozenset[str] = frozenset({"cpu", "cuda"})
 
     def __post_init__(self) -> None:
         _check_slug("Variant", self.name)
@@ -70,6 +92,13 @@ class Variant:
         require(not unknown, f"Variant {self.name!r}: supports {unknown}, known: {sorted(FEATURES)}")
         wrong = sorted(set(self.dtypes) - set(DTYPES))
         require(not wrong, f"Variant {self.name!r}: dtypes {wrong}, known: {DTYPES}")
+        nowhere = sorted(self.places - set(PLACES)) or not self.places
+        require(not nowhere, f"Variant {self.name!r}: places {sorted(self.places)}, expected some of {PLACES}")
+
+    @property
+    def kernel(self) -> bool:
+        """Whether it is made for a GPU: on a CPU it needs an interpreter, or cannot run."""
+        return "cpu" not in self.places
 
 
 def ours(operator: str, *names: str, supports: frozenset[str] = FEATURES) -> tuple[Variant, ...]:
@@ -84,6 +113,35 @@ def ours(operator: str, *names: str, supports: frozenset[str] = FEATURES) -> tup
         )
         for name in names
     )
+
+
+def kernels(
+    operator: str,
+    *names: str,
+    supports: frozenset[str] = FEATURES,
+    staged: tuple[Staged, ...] = OPERANDS,
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16"),
+) -> tuple[Variant, ...]:
+    """The variants "triton" and "triton-step": what ``linattest.kernels.<operator>`` exposes as chunk and step.
+
+    Args:
+        names: "chunk", "step"; both if none are given.
+        staged: the budget's terms for the operands of the chunk form's matrix products. A step has those of gradients
+            alone, and carries its state from token to token.
+    """
+    found: list[Variant] = []
+    for name in names or ("chunk", "step"):
+        require(name in ("chunk", "step"), f"kernels({operator!r}): name={name!r}, expected 'chunk' or 'step'")
+        step = name == "step"
+        carried = (CARRIED_STATE,) if "state" in supports else ()
+        found.append(
+            Variant(
+                name="triton-step" if step else "triton", function=f"linattest.kernels.{operator}:{name}",
+                kind="step" if step else "sequence", supports=supports, dtypes=dtypes,
+                staged=(*carried, *GRADIENT_OPERANDS) if step else staged, places=frozenset({"interpreter", "cuda"}),
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)

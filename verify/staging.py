@@ -5,27 +5,145 @@ matrix product, or the float32 state that a decode step hands from token to toke
 the float64 computation runs with that quantity moved by seeded roundings, and the largest movement of the
 output is the term. It is added to the budget as it is, never times 30.
 
-A term is a function ``(operator, batch, backward) -> {output name: error}``.
+A term is a function ``(operator, batch, backward) -> {output name: Term}``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from linattest.verify.inputs import Batch, generator
-from linattest.verify.sensitivity import group_size, run_copies
-from linattest.verify.spec import Operator, Variant
+from linattest.verify.operands import BFLOAT16, TF32, Format, RoundedOperands
+from linattest.verify.sensitivity import group_size, head_rms, run_copies
+from linattest.verify.spec import Operator, Staged, Variant
 from linattest.verify.subjects import Caller, Tensors, decode, keywords, name_state, pack_state, resolve, spread
-from linattest.verify.tolerance import PATTERNS, STEP, accumulation, unit_roundoff
+from linattest.verify.tolerance import (
+    PATTERNS,
+    STAGED_PATHS,
+    STAGED_PATTERNS,
+    STAGED_SIGMAS,
+    STEP,
+    accumulation,
+    unit_roundoff,
+)
 
 Array = NDArray[np.float64]
 
 
-def carried_state(operator: Operator, batch: Batch, backward: bool) -> dict[str, Array]:
+@dataclass(frozen=True)
+class Term:
+    """What may be lost of one output: of every element, and in root mean square of a head (``None``: not known)."""
+
+    most: Array
+    rms: Array | None = None
+
+    def __add__(self, other: Term) -> Term:
+        rms = None if self.rms is None or other.rms is None else self.rms + other.rms
+        return Term(self.most + other.most, rms)
+
+
+Terms = Mapping[str, Term]
+
+
+def terms(
+    operator: Operator, variant: Variant, batch: Batch, backward: bool, measured: dict[str, Terms] | None = None
+) -> dict[str, Term]:
+    """All that a variant stages for the dtype of a batch, by output; ``measured`` keeps terms from call to call."""
+    known = {} if measured is None else measured
+    total: dict[str, Term] = {}
+    for staged in (x for x in variant.staged if batch.case.dtype in x.dtypes):
+        if staged.function not in known:
+            known[staged.function] = measure(staged, operator, batch, backward)
+        for name, term in known[staged.function].items():
+            total[name] = total[name] + term if name in total else term
+    return total
+
+
+def measure(staged: Staged, operator: Operator, batch: Batch, backward: bool) -> Terms:
+    """One term, by the name of its function."""
+    return resolve(staged.function)(operator, batch, backward)
+
+
+# --- what a kernel feeds to a tensor core ------------------------------------------------------------------------
+
+
+def bfloat16_operands(operator: Operator, batch: Batch, backward: bool) -> dict[str, Term]:
+    """Everything computed that meets a matrix product is rounded to bfloat16: scores, states, decayed values, ..."""
+    return _operands(operator, batch, backward, BFLOAT16)
+
+
+def tf32_operands(operator: Operator, batch: Batch, backward: bool) -> dict[str, Term]:
+    """The same, cut off to tf32: for float16 inputs, since what an accumulation makes may leave float16's range."""
+    return _operands(operator, batch, backward, TF32)
+
+
+def bfloat16_operands_of_gradients(operator: Operator, batch: Batch, backward: bool) -> dict[str, Term]:
+    """As ``bfloat16_operands``, of the backward pass alone."""
+    return _of_gradients(bfloat16_operands(operator, batch, backward)) if backward else {}
+
+
+def tf32_operands_of_gradients(operator: Operator, batch: Batch, backward: bool) -> dict[str, Term]:
+    """As ``tf32_operands``, of the backward pass alone."""
+    return _of_gradients(tf32_operands(operator, batch, backward)) if backward else {}
+
+
+def _of_gradients(found: dict[str, Term]) -> dict[str, Term]:
+    return {name: term for name, term in found.items() if name.startswith("d ")}
+
+
+def _operands(operator: Operator, batch: Batch, backward: bool, form: Format) -> dict[str, Term]:
+    """Measured on our own chunk form, which computes in float64 whatever its inputs: its products are those that any
+    chunk form has, though not in a kernel's order. Each sample rounds every operand at random (operands.py).
+
+    Inputs are given as float32, which holds them: float64 ones would get shorter chunks.
+    """
+    rng = generator(batch.case, f"operands {form.name}")
+    run = functools.partial(run_copies, operator, batch, backward=backward, moved=False, form="chunk", dtype="float32")
+    (base,) = run(copies=1)
+    shifts: dict[str, list[Array]] = {name: [] for name in base.values}
+    left = STAGED_PATTERNS
+    while left:
+        size = min(left, _operand_copies(batch))
+        with RoundedOperands(form, int(rng.integers(2**31))):
+            copies = run(copies=size)
+        for name, x in base.values.items():
+            shifts[name] += [(copy[name].double() - x.double()).numpy() for copy in copies]
+        left -= size
+    axes = {f"state.{x.name}": x.head_axis or 0 for x in operator.states}
+    return {name: _term(np.stack(x), axes.get(name.removeprefix("d "), 2)) for name, x in shifts.items()}
+
+
+def _term(shifts: Array, head_axis: int) -> Term:
+    """From samples [P, ...]: of each element ``STAGED_SIGMAS`` deviations; of a head's root mean square its mean and as
+    many deviations of its own (a few roundings may move all of a head), on ``STAGED_PATHS`` paths."""
+    most = STAGED_SIGMAS * np.sqrt(np.mean(shifts * shifts, axis=0))
+    each = head_rms(shifts, head_axis)
+    if each is None or not shifts.size:
+        return Term(most)
+    return Term(most, STAGED_PATHS * (np.mean(each, axis=0) + STAGED_SIGMAS * np.std(each, axis=0, ddof=1)))
+
+
+_OPERAND_BYTES = 1 << 29
+"""Copies run together only while the intermediate results of a chunk form stay below about this."""
+
+
+def _operand_copies(batch: Batch) -> int:
+    s = batch.case.structure
+    chunk = 64
+    one = 8 * s.B * s.T * s.H * s.group * (3 * chunk + 4 * (s.K + s.V) + s.K * s.V // chunk)
+    return max(1, min(STAGED_PATTERNS, _OPERAND_BYTES // max(one, 1)))
+
+
+# --- what is handed on or saved ------------------------------------------------------------------------------------
+
+
+def carried_state(operator: Operator, batch: Batch, backward: bool) -> dict[str, Term]:
     """The state handed from token to token in the accumulation type, as the calling convention has it.
 
     Each rounding is of the whole state, so its effect on a running sum grows with T. The reference runs one
@@ -43,7 +161,7 @@ def carried_state(operator: Operator, batch: Batch, backward: bool) -> dict[str,
             shifts = [np.abs((copy[name] - x).double().numpy()) for copy in moved]
             worst[name] = np.maximum(worst.get(name, np.zeros(tuple(x.shape))), scale * np.max(shifts, axis=0))
         left -= size
-    return worst
+    return {name: Term(x) for name, x in worst.items()}
 
 
 def _moving(rng: np.random.Generator, copies: int) -> Caller:
@@ -71,7 +189,7 @@ def _moving(rng: np.random.Generator, copies: int) -> Caller:
     return moving
 
 
-def softmax_operands(operator: Operator, batch: Batch, backward: bool) -> dict[str, Array]:
+def softmax_operands(operator: Operator, batch: Batch, backward: bool) -> dict[str, Term]:
     """Softmax probabilities, their gradients and the saved output, rounded to the input dtype (flash attention).
 
     With P the probabilities:  o = P v,  dv = P^T do,  D = rowsum(do * o),  dS = P * (do v^T - D),
@@ -103,6 +221,6 @@ def softmax_operands(operator: Operator, batch: Batch, backward: bool) -> dict[s
     exact = results(lambda x: x)
     moved = [results(rounded) for _ in range(PATTERNS)]
     return {
-        name: 2 * np.max([(m[name] - x).abs().transpose(1, 2).numpy() for m in moved], axis=0)
+        name: Term(2 * np.max([(m[name] - x).abs().transpose(1, 2).numpy() for m in moved], axis=0))
         for name, x in exact.items()
     }

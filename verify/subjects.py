@@ -115,7 +115,8 @@ def run(
         value = options.get(option.name)
         if option.differentiable and value is not None:
             dtype = TORCH_DTYPES[accumulation(batch.case.dtype)]
-            leaf = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
+            number = not isinstance(value, torch.Tensor)
+            leaf = torch.tensor(value, dtype=dtype, device=device_of(batch)) if number else value.detach()
             leaves[option.name] = leaf.requires_grad_()
             options[option.name] = leaves[option.name]  # type: ignore[assignment]
     tensors = {name: leaves[name] for name in batch.tensors}
@@ -182,7 +183,7 @@ def decode(operator: Operator, batch: Batch, advance: Advance) -> tuple[torch.Te
 def blank_output(operator: Operator, batch: Batch) -> torch.Tensor:
     """An all-zero output of the case's shape and dtype."""
     structure = batch.case.structure
-    return torch.zeros(structure.shape(operator.output), dtype=TORCH_DTYPES[batch.case.dtype])
+    return torch.zeros(structure.shape(operator.output), dtype=TORCH_DTYPES[batch.case.dtype], device=device_of(batch))
 
 
 def blank_state(operator: Operator, batch: Batch, one: bool) -> Tensors:
@@ -191,6 +192,13 @@ def blank_state(operator: Operator, batch: Batch, one: bool) -> Tensors:
     dtype = TORCH_DTYPES[accumulation(batch.case.dtype)]
     shapes = {x: structure.shape(x.shape) for x in operator.states_of(batch.options)}
     return {
-        x.name: torch.zeros((1, *shape[1:]) if one else shape, dtype=torch.int64 if x.whole else dtype)
+        x.name: torch.zeros(
+            (1, *shape[1:]) if one else shape, dtype=torch.int64 if x.whole else dtype, device=device_of(batch)
+        )
         for x, shape in shapes.items()
     }
+
+
+def device_of(batch: Batch) -> torch.device:
+    """Where a batch's tensors lie; the CPU if it has none."""
+    return next((x.device for x in batch.tensors.values()), torch.device("cpu"))

@@ -11,6 +11,7 @@ A case passes if, pointwise and in root mean square per head,
             number (a machine may flush subnormals to zero): sensitivity.py. Perturbing by the roundoff of
             bfloat16 *inputs* would hide a 5% error of scale; inputs are exact once quantised.
 ``staged``  named terms for low-precision operands inside an implementation, measured (zero for ours).
+            In root mean square a term is what its samples have in that measure, not that of pointwise bounds.
 ``30``      LAPACK's threshold for test ratios (LAPACK Working Note 41, section 7).
 """
 
@@ -34,6 +35,16 @@ STEP = 2.0**-36
 """Relative step of a perturbation in float64, scaled to the roundoff wanted. The difference of two runs has
 about 17 good bits, and inputs with a condition up to 2**36 stay in the linear range (2**-26, the square root
 of the roundoff, made matrices with a ridge of 1e-8 indefinite)."""
+
+STAGED_PATTERNS = 32
+"""Samples of what low-precision operands lose: enough to know the deviation of every element within an eighth."""
+
+STAGED_SIGMAS = 8
+"""How many measured deviations an element may be off by. Student's t with ``STAGED_PATTERNS`` degrees of freedom is
+beyond 8 once in 2e8 draws; a case has up to 1e7 elements."""
+
+STAGED_PATHS = 2.0**0.5
+"""Root mean square of a head: a kernel may stage one more operand of the same size on each path than the chunk form."""
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,

@@ -46,12 +46,15 @@ def proved(theorem: str, room: Path = ROOM) -> Answer:
     return _answer(theorem, room, "proved")
 
 
-def refuted(theorem: str, room: Path = ROOM) -> Answer:
-    """Whether Coq refutes a statement: the theorem "file.name" is its negation, and proved without axioms."""
-    return _answer(theorem, room, "refuted")
+def refuted(theorem: str, room: Path = ROOM, *, twin_of: str = "") -> Answer:
+    """Whether Coq refutes a statement: the theorem "file.name" is its negation, and proved without axioms.
+
+    ``twin_of``: the theorem of which that statement is a wrong variant; what it says may not be what is negated.
+    """
+    return _answer(theorem, room, "refuted", twin_of)
 
 
-def _answer(theorem: str, room: Path, status: Status) -> Answer:
+def _answer(theorem: str, room: Path, status: Status, twin_of: str = "") -> Answer:
     file, name = theorem.split(".")
     evidence = {"theorem": f"{file}.v: {name}"}
     try:
@@ -63,11 +66,21 @@ def _answer(theorem: str, room: Path, status: Status) -> Answer:
             raise CoqError(f"the theorems of {file}.v rest on more than Coq's logic")
         if status == "refuted" and not NEGATION.match(found[name]):
             raise CoqError(f"{name} is no negation")
+        if twin_of:
+            _is_another(found[name], twin_of, room)
     except Missing as missing:
         return Answer(status="skipped", evidence={"skipped": f"{missing}: {INSTALL}"})
     except CoqError as error:
         return Answer(status="unknown", evidence=evidence | {"error": str(error)}, tool=f"coqc {version()}")
     return Answer(status=status, evidence=evidence, tool=f"coqc {version()}")
+
+
+def _is_another(twin: str, theorem: str, room: Path) -> None:
+    """Raise ``CoqError`` unless what a twin negates is another statement than the theorem, and no part of it."""
+    file, name = theorem.split(".")
+    wrong = twin.partition("~ (")[2].removesuffix(")")
+    if not wrong or wrong in report(file, room).get(name, ""):
+        raise CoqError(f"what the twin of {theorem} negates, {wrong!r}, is no variant of the theorem")
 
 
 def report(file: str, room: Path = ROOM) -> dict[str, str]:

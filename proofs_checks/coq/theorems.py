@@ -24,7 +24,7 @@ def theorem(identity: str, at: str, assumptions: str, statement: str, twin: str,
     rejected = f"{twin_file or file}.twin_{name}"
     return Statement(
         id=identity, method="coq", assumptions=assumptions, statement=statement, check=lambda: proved(at),
-        twin=twin, twin_check=lambda: refuted(rejected),
+        twin=twin, twin_check=lambda: refuted(rejected, twin_of=at),
     )  # fmt: skip
 
 

@@ -43,12 +43,12 @@ def nonnegative(function: Function, low: str, high: str, *, least_width: float =
         flint.ctx.prec = before
 
 
-def encloses(value: Callable[[], flint.arb], low: str, high: str) -> Answer:
-    """Whether a number lies strictly between two decimal bounds."""
+def encloses(value: Callable[[], flint.arb], low: str, high: str, *, digits: int = 40) -> Answer:
+    """Whether a number lies strictly between two decimal bounds; the evidence shows so many digits of it."""
     before, flint.ctx.prec = flint.ctx.prec, PRECISION
     try:
         ball = value()
-        evidence = {"enclosure": ball.str(40)}
+        evidence = {"enclosure": ball.str(digits)}
         if ball > flint.arb(low) and ball < flint.arb(high):
             return Answer(status="proved", tool=TOOL, evidence=evidence)
         outside = ball < flint.arb(low) or ball > flint.arb(high)

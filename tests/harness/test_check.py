@@ -13,12 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from linattest.verify import check as checking
-from linattest.verify.check import check
+from linattest.verify.check import check, prepare
 from linattest.verify.cli import app
-from linattest.verify.commands import check as command
+from linattest.verify.commands import judging as command
+from linattest.verify.commands.places import misplaced
 from linattest.verify.executors import InProcess
 from linattest.verify.grids import Job
 from linattest.verify.inputs import Case, Structure
+from linattest.verify.subject import Subject
 
 FILE = str(Path(__file__).with_name("user_kernels.py"))
 
@@ -122,15 +124,38 @@ def test_json_says_what_the_page_says(tmp_path: Path):
     assert all(Path(failure["replay"].split()[-1]).is_file() for failure in found["failures"])
 
 
+@pytest.mark.usefixtures("few")
+def test_the_page_of_a_wrong_function_says_what_is_wrong_before_what_else_is_not_kept(tmp_path: Path):
+    result = check(f"{FILE}:unscaled", "gla")
+    result.records = [*result.records, msgspec.structs.replace(result.records[0], direction="property", what="modes",
+                                                               status="fail", message="planted")]  # fmt: skip
+    lines = str(result).splitlines()
+    assert lines[0].startswith("WRONG") and any(line.startswith("not kept either: modes") for line in lines)
+    assert "planted" not in str(result) and any(line.startswith("1. wrong scale") for line in lines)
+    result.died = True
+    assert "tried:" not in str(result)
+
+
+@pytest.mark.parametrize("name", ["gla", "ccq", "log_linear", "covariance_contract"])
+def test_an_axis_that_has_no_meaning_under_the_defaults_is_not_tried(name: str):
+    """Operators with an axis of the harness, such as a gate's shape, which may exist under one option only."""
+    subject, _, _ = prepare(Subject(function=f"linattest.impls.{name}:chunk", operator=name, dtypes=("float32",)))
+    assert subject.dtypes == ("float32",) and "rectangular" in subject.supports
+
+
 MISFITS = {
     "no-module": (["nowhere.at_all:f", "--as", "gla"], "no module 'nowhere'"),
     "no-file": (["missing.py:f", "--as", "gla"], "no file"),
+    "no-colon": (["user_kernels.py", "--as", "gla"], "expected 'module:function'"),
+    "no-operator-either": ([f"{FILE}:right", "--as", "gls", "--map", "x=g"], "no operator 'gls'"),
+    "no-dtype": ([f"{FILE}:right", "--as", "gla", "--dtype", "float31"], "no dtype ['float31']"),
+    "no-bundle": (["--replay", "missing.safetensors"], "no file missing.safetensors"),
     "no-attribute": ([f"{FILE}:wrong_name", "--as", "gla"], "has no 'wrong_name'; it has"),
     "not-callable": ([f"{FILE}:not_a_function", "--as", "gla"], "has type int, expected a function"),
     "other-names": ([f"{FILE}:right_elsewhere", "--as", "gla"], "Perhaps --map query=q --map key=k --map value=v"),
     "too-few": ([f"{FILE}:right", "--as", "gated_delta_net"], "it has no argument for beta"),
     "unknown-map": ([f"{FILE}:right", "--as", "gla", "--map", "x=g"], "has no argument x"),
-    "no-operator": ([f"{FILE}:right", "--as", "gls"], "known: softmax"),
+    "no-operator": ([f"{FILE}:right", "--as", "gls"], "known: ccq"),
     "nothing": (["--as", "gla"], "0 functions given"),
     "no-as": ([f"{FILE}:right"], "needs --as OPERATOR"),
     "bad-map": ([f"{FILE}:right", "--as", "gla", "--map", "gk"], "expected name=value"),
@@ -180,13 +205,40 @@ def test_idle_gate_of_a_scan_may_be_left_out():
 @pytest.mark.parametrize(("name", "code"), [("right", 0), ("unscaled", 1)])
 def test_command_judges_in_worker_processes(name: str, code: int, tmp_path: Path):
     """The whole of it: another folder, a module on its path, processes that import the function themselves."""
-    (tmp_path / "mine.py").write_text(Path(FILE).read_text())
+    (tmp_path / "mine.py").write_text(Path(FILE).read_text() + 'print("hello from the module")\n')
     command = [sys.executable, "-m", "linattest", "check", f"mine:{name}", "--as", "gla", "--quick", "--workers", "1"]
     narrowed = ["--dtype", "float32", "--only-forward", "--no-state", "--only", "gate=head"]
     done = subprocess.run([*command, *narrowed], capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == code, done.stdout + done.stderr
     assert "not tried: gradients, as said" in done.stdout
+    assert "hello from the module" in done.stderr and "hello" not in done.stdout  # stdout is the page, or the JSON
     assert any((tmp_path / "linattest-failures").glob("*.safetensors")) == bool(code)
+
+
+LIGHT = ("no-module", "no-file", "no-colon", "no-attribute", "no-operator", "nothing", "no-as", "bad-map", "no-dtype",
+         "bad-peer", "bad-preset", "no-bundle")  # fmt: skip
+
+
+def test_misfits_are_refused_before_anything_heavy_is_imported():
+    """All in one process: what one of them imported would be there for the next."""
+    code = (
+        "import json, sys\nfrom typer.testing import CliRunner\nfrom linattest.verify.cli import app\n"
+        "for given in json.loads(sys.argv[1]):\n"
+        "    code = CliRunner().invoke(app, ['check', *given]).exit_code\n"
+        "    print(code, sorted({'torch', 'numpy', 'mpmath'} & set(sys.modules)))"
+    )
+    given = json.dumps([MISFITS[case][0] for case in LIGHT])
+    done = subprocess.run([sys.executable, "-c", code, given], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["2 []"] * len(LIGHT), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("text", ["from os.path import *", "globals()['made'] = print", "def __getattr__(name): ..."])
+def test_a_name_that_the_text_does_not_show_is_left_to_the_import(text: str, tmp_path: Path):
+    path = tmp_path / "dynamic.py"
+    path.write_text(text)
+    assert misplaced(f"{path}:made") == ""
+    path.write_text("def other(q, k, v): ...\n")
+    assert misplaced(f"{path}:made").endswith("has no 'made'; it has other")
 
 
 def test_help_says_that_it_runs_the_code():

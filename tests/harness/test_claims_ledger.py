@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from linattest.proofs_checks import catalogue
 from linattest.verify import cli
 from linattest.verify.claims import gather, ledger, verdicts, vla_penalty
-from linattest.verify.claims.ledger import Outcome, Row, compute
+from linattest.verify.claims.ledger import Row, compute
+from linattest.verify.claims.record import Outcome, collect
 from linattest.verify.claims.verdicts import Verdict, corrected, counted, exact, measured, proved, refuted, supported
 from linattest.verify.commands.claims import status_of
 from linattest.verify.environment import ROOT
@@ -48,7 +49,7 @@ def test_row_names_what_exists(row: Row):
     if row.check is not None:
         module, name = row.function
         assert callable(getattr(__import__(module, fromlist=["_"]), name))
-        assert all((ROOT / source).is_file() for source in ledger._sources(row)[0])
+        assert all((ROOT / source).is_file() for source in ledger._sources(row))
     else:
         assert row.expected == "untested" and row.reason
 
@@ -114,9 +115,11 @@ def test_verdict_that_differs_from_the_recorded_one_fails(monkeypatch: pytest.Mo
 
 
 def test_source_that_changes_changes_the_hash(monkeypatch: pytest.MonkeyPatch):
-    before = compute(ROWS["vla.speedup"]).hash, ledger._sources(ROWS[QUICK])[1]
-    monkeypatch.setattr(ledger, "_content", lambda name: b"changed")
-    assert compute(ROWS["vla.speedup"]).hash == before[0] and ledger._sources(ROWS[QUICK])[1] != before[1]
+    before = [compute(ROWS[name]) for name in ("vla.speedup", QUICK)]
+    assert "proofs_checks/smt/bounds.py" in before[1].sources and not ledger.outdated(before)
+    read = ledger._content
+    monkeypatch.setattr(ledger, "_content", lambda name: b"changed" if name.endswith("bounds.py") else read(name))
+    assert ledger.outdated(before) == [QUICK]
 
 
 def test_processes_give_the_same_verdicts_in_the_same_order():
@@ -152,6 +155,7 @@ FALLEN = verdicts.Evidence(kind="proof", text="p", stands=False)
         (refuted(exact("w", True, -1)), "refuted"),
         (refuted(exact("w", True, 16)), "untested"),
         (refuted(exact("w", False, 60)), "untested"),
+        (refuted(exact("w", True, 60), FALLEN), "untested"),
         (corrected([exact("w", True, 60)], "s", [PROOF]), "corrected"),
         (corrected([exact("w", True, 60)], "s", [PROOF, FALLEN]), "refuted"),
         (corrected([exact("w", True, 60)], "s", [counted("n", True)]), "refuted"),
@@ -190,7 +194,7 @@ def _outcome(**changes: Any) -> Outcome:
     ],
 )
 def test_exit_code(outcomes: list[Outcome], code: int):
-    assert status_of(outcomes) == code
+    assert status_of(collect(outcomes, 0.0)) == code
 
 
 def test_a_missing_tool_excuses_only_what_needs_it(monkeypatch: pytest.MonkeyPatch):

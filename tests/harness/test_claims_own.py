@@ -64,6 +64,7 @@ def test_claim_of_a_user_gets_a_verdict(tmp_path: Path, most: float, code: int, 
     (found,) = json.loads(result.stdout)["claims"]
     assert result.exit_code == code and found["verdict"] == ("not reproduced" if code else "supported")
     assert found["id"] == ("mine.small" if form == "py" else "mine.a")
+    assert found["ledger"] == str(tmp_path / f"{name}.{form}")
 
 
 def test_decorator_refuses_a_word_that_is_no_verdict():

@@ -103,6 +103,6 @@ def test_broken_promise_of_right_values_is_told_apart_from_wrong_values():
 
 
 def test_every_rule_has_a_planted_fault():
-    named = {rule for _, rule, _ in FAULTS.values()} | {"promise"}
+    named = {rule for _, rule, _ in FAULTS.values()} | {"promise", "factor", "sign", "late", "shape"}
     assert len(named) == len({*SPECIFIC, *GENERAL})
     assert set(SPECIFIC) >= FORWARD

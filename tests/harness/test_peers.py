@@ -5,11 +5,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from linattest.verify import peers, registry
+from linattest.verify import adapters, peers, registry
 from linattest.verify.cli import app
-from linattest.verify.commands import check as command
+from linattest.verify.commands import judging as command
 from linattest.verify.peers import FLA, Preset
 
 HERE = importlib.util.find_spec("fla") is not None
@@ -61,3 +62,18 @@ def test_a_name_chooses_a_preset_or_all_of_an_operator():
 
     assert [x.name for x in names("log-linear")] == ["log-linear"]
     assert len(names("gla")) == sum(x.subject.operator == "gla" for x in FLA) > 1
+
+
+@pytest.mark.parametrize("backend", ["math", "flash"])
+def test_an_empty_sequence_does_not_reach_a_backend_that_may_refuse_it(backend: str, monkeypatch: pytest.MonkeyPatch):
+    def refuses(*_: object, **__: object) -> None:
+        raise RuntimeError("No available kernel")  # as torch 2.11 says of the flash backend
+
+    monkeypatch.setattr(adapters, "scaled_dot_product_attention", refuses)
+    q, k, v = (torch.zeros(2, 0, 3, 4, requires_grad=True) for _ in range(3))
+    o, state = adapters.sdpa(q, k, v, backend=backend)
+    assert o.shape == (2, 0, 3, 4) and state is None
+    o.sum().backward()
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in (q, k, v))
+    with pytest.raises(RuntimeError, match="No available kernel"):
+        adapters.sdpa(*(torch.zeros(1, 2, 1, 4) for _ in range(3)), backend=backend)

@@ -17,10 +17,12 @@ import msgspec
 import pytest
 
 from linattest.verify import registry
+from linattest.verify.claims.record import Claims
 from linattest.verify.drift import LENGTHS, Row, collect
 from linattest.verify.environment import environment
 from linattest.verify.inputs import Case, Structure
 from linattest.verify.records import Record, Status
+from linattest.verify.report.ledger_figures import CHARTS
 from linattest.verify.report.page import page
 from linattest.verify.report.summary import Summary
 from linattest.verify.spec import DTYPES
@@ -56,7 +58,7 @@ addEventListener("load", () => {
   const input = document.querySelector(".filter input");
   input.value = "float16 linear";
   input.dispatchEvent(new Event("input"));
-  const cases = [...document.querySelectorAll("[data-case]")];
+  const cases = [...input.closest("section").querySelectorAll("[data-case]")];
   const kept = cases.filter(e => !e.hidden);
   const filtered = [kept.length, cases.length, kept.every(e => /float16/.test(e.textContent))];
   input.value = "";
@@ -65,7 +67,7 @@ addEventListener("load", () => {
     width: innerWidth, page: document.documentElement.scrollWidth, filtered,
     ids: [...document.querySelectorAll("[id]")].map(e => e.id).filter((id, i, all) => all.indexOf(id) < i),
     dark: light(parse(style(document.body).backgroundColor)) < 0.1,
-    figures: [...document.querySelectorAll("svg.heat, .charts svg")].map(box).map(r => [r.width, r.height]),
+    figures: [...document.querySelectorAll("svg.heat, .charts figure > svg")].map(box).map(r => [r.width, r.height]),
     outside: prose.filter(e => !e.closest(".scroll") && box(e).right > innerWidth + 0.5).map(name),
     clipped: prose.filter(e => style(e).overflowX === "hidden" && e.scrollWidth > e.clientWidth + 1).map(name),
     font: Math.min(...prose.map(e => parseFloat(style(e).fontSize))),
@@ -110,8 +112,8 @@ def record(i: int, operator: str, variant: str, dtype: str, tokens: int) -> Reco
 
 
 @pytest.fixture(scope="module")
-def document() -> str:
-    """A page of every operator, with every status, stale records, drift and a self-test."""
+def document(claims_record: Claims) -> str:
+    """A page of every operator, with every status, stale records, drift, a self-test and the ledger of claims."""
     subjects = [(o.name, v.name) for o in registry.OPERATORS for v in o.variants]
     places = [(*s, d, n) for s in subjects for d in DTYPES for n in (0, 1, 2, 63, 64, 65, 127, 130, 257)]
     records = [record(i, *place) for i, place in enumerate(places) if i % 5]
@@ -122,7 +124,7 @@ def document() -> str:
         for o, v in subjects for d in DTYPES[:3] for n in LENGTHS
     ]  # fmt: skip
     selftest = {"planted": 40, "caught": 39, "missed": ["vla: <one>"], "power": [{"operator": "vla", "smallest": 1e-3}]}
-    return page(Summary(records, 3, environment().source_hash), collect(rows), selftest, {"grown": []})
+    return page(Summary(records, 3, environment().source_hash), collect(rows), selftest, {"grown": []}, claims_record)
 
 
 def look(browser: str, folder: Path, document: str, *flags: str) -> list[str]:
@@ -147,13 +149,13 @@ def look(browser: str, folder: Path, document: str, *flags: str) -> list[str]:
 
 def problems(m: dict[str, Any], dark: bool) -> list[str]:
     """What a measurement says is wrong."""
-    charts = len(registry.OPERATORS)
+    expected = 1 + len(registry.OPERATORS) + len(CHARTS)
     kept, cases, right = m["filtered"]
     found = {
         f"the page is {m['page']} px wide": m["page"] > m["width"],
         f"outside: {m['outside']}": m["outside"],
         f"clipped: {m['clipped']}": m["clipped"],
-        f"{len(m['figures'])} figures, expected {charts + 1}": len(m["figures"]) != charts + 1,
+        f"{len(m['figures'])} figures, expected {expected}": len(m["figures"]) != expected,
         f"a figure without size: {m['figures']}": any(w < 100 or h < 50 for w, h in m["figures"]),
         f"ids used twice: {m['ids']}": m["ids"],
         f"text of {m['font']} px": m["font"] < FONT,
@@ -172,7 +174,7 @@ def test_page_is_readable(browser: str, document: str, tmp_path: Path, flags: tu
 
 def test_what_makes_a_page_unreadable_is_seen(browser: str, document: str, tmp_path: Path):
     style = ".scroll { overflow: visible } .quiet { color: #aaa } .small { font-size: 9px } h2 { width: 2000px }"
-    style += " figcaption { overflow: hidden; width: 2em; white-space: nowrap } .charts svg { width: 40px }"
+    style += " figcaption { overflow: hidden; width: 2em; white-space: nowrap } .charts figure > svg { width: 40px }"
     planted = document.replace("</style>", style + "</style>")
     planted = planted.replace(
         "</main>", "</main><p id='drift'></p><script>console.error('planted'); missing();</script>"
@@ -182,7 +184,7 @@ def test_what_makes_a_page_unreadable_is_seen(browser: str, document: str, tmp_p
     expected = ("planted", "missing is not defined", "1280 px: the page is", "400 px: the page is", "outside: ['h2")
     expected += (
         "clipped: ['figcaption",
-        "11 figures, expected 12",
+        "14 figures, expected 15",
         "a figure without size",
         " px: text of ",
         "contrast",

@@ -1,4 +1,8 @@
-"""Data of the ledger's three figures: columns of equal length, with the points that were measured beside the curves."""
+"""The ledger's figures as data: columns of equal length, what was measured beside the curves it should lie on.
+
+A row of the ledger names its figure's function, which is called after its check, in the same process: what both need is
+computed once.
+"""
 
 from __future__ import annotations
 
@@ -6,51 +10,91 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
+from linattest.impls import covariance_contract
+from linattest.verify.claims.gather import folder
+from linattest.verify.claims.record import Columns, Figure
 from linattest.verify.claims.vla_penalty import inputs
-from linattest.verify.claims.vla_stability import growth, typical_norms
-
-Columns = dict[str, list[float]]
-
-
-def sigma_curve(points: int = 101, seeds: int = 4, T: int = 64, d: int = 4) -> dict[str, Columns]:
-    """sigma(c) = (1 + sqrt(5 - 4c))/2 on (0, 1], and the norms of Jacobians on random inputs over their cosine."""
-    c = np.linspace(0, 1, points)
-    k, u, _ = (x[:, :, 0].numpy() for x in inputs(seeds, T, d, seed=0))
-    cosines: list[float] = []
-    norms: list[float] = []
-    for keys, directions in zip(k, u, strict=True):
-        M = 0.1 * np.eye(d)
-        for key, direction in zip(keys / np.linalg.norm(keys, axis=1, keepdims=True), directions, strict=True):
-            M = M + np.outer(direction, direction)
-            a = np.linalg.solve(M, key)
-            a = a / np.linalg.norm(a)
-            cosines.append(float(a @ key))
-            norms.append(float(np.linalg.norm(np.eye(d) - np.outer(a, key), 2)))
-    return {
-        "curve": {"c": c.tolist(), "sigma": ((1 + np.sqrt(5 - 4 * c)) / 2).tolist()},
-        "measured": {"c": cosines, "norm": norms},
-    }
+from linattest.verify.claims.vla_stability import JACOBIAN, LENGTHS, STEPS, growth, space, typical_norms
+from linattest.verify.search.objectives import jacobians
+from linattest.verify.search.witness import load
 
 
-def state_norms(lengths: Sequence[int] = (16, 32, 64, 128), steps: int = 300, d: int = 4, seeds: int = 8) -> Columns:
-    """|S_T|_F over T: the largest that gradient search finds, the mean of random inputs, and linear attention's T."""
-    worst = growth(tuple(lengths), steps)
-    typical = [float(typical_norms(T, d, seeds).mean()) for T in lengths]
-    return {
-        "T": [float(T) for T in lengths], "worst": [worst.get(T, math.nan) for T in lengths], "typical": typical,
-        "linear_at_most": [float(T) for T in lengths],
-    }  # fmt: skip
+def sigma_curve(points: int = 101, seeds: int = 4, T: int = 64, d: int = 4) -> Figure:
+    """sigma(c) = (1 + sqrt(5 - 4c))/2 on [0, 1]; the norms of the token loop's Jacobians over their cosine c = a . k.
 
-
-def contraction_region(points: int = 61, largest: float = 4.0) -> Columns:
-    """|1 - lam sigma| on a grid of lam in [0, 1] and eigenvalues sigma of Sigma, row by row.
-
-    ``kind``: 0 shrinks and keeps the sign (lam sigma <= 1), 1 shrinks and turns it (<= 2), 2 expands.
+    ``random``: every token of random inputs, first to last; ``searched``: those of the witness.
     """
-    lam, sigma = np.meshgrid(np.linspace(0, 1, points), np.linspace(0, largest, points))
-    product = (lam * sigma).ravel()
-    return {
-        "lam": lam.ravel().tolist(), "sigma": sigma.ravel().tolist(), "factor": np.abs(1 - product).tolist(),
-        "kind": (1.0 * (product > 1) + 1.0 * (product > 2)).tolist(),
-    }  # fmt: skip
+    c = np.linspace(0, 1, points)
+    k, u, v = inputs(seeds, T, d, seed=0)
+    found = load(folder() / f"{JACOBIAN}.safetensors").tensors["input"]
+    return Figure(
+        name="sigma",
+        tables={
+            "curve": {"c": c.tolist(), "sigma": ((1 + np.sqrt(5 - 4 * c)) / 2).tolist()},
+            "random": _jacobian_norms({"q": k, "k": k, "v": v, "u": u}),
+            "searched": _jacobian_norms(found),
+        },
+    )
+
+
+def _jacobian_norms(x: dict[str, torch.Tensor], lam0: float = 0.1) -> Columns:
+    """(c, |J|_2) of every token of inputs ``[B, T, 1, d]``: J from the implementation, c from the definition."""
+    k, u = (x[name][:, :, 0].double() for name in ("k", "u"))
+    key = k / k.norm(dim=-1, keepdim=True)
+    M = lam0 * torch.eye(k.shape[-1], dtype=k.dtype) + (u[..., :, None] * u[..., None, :]).cumsum(1)
+    raw = torch.linalg.solve(M, key)
+    c = (raw * key).sum(-1) / raw.norm(dim=-1)
+    with torch.no_grad():
+        norm = torch.linalg.matrix_norm(jacobians(space(k.shape[1], k.shape[2]), x), 2)
+    return {"c": c.flatten().tolist(), "norm": norm.flatten().tolist()}
+
+
+def state_norms(
+    searched: Sequence[int] = LENGTHS, steps: int = STEPS, longer: Sequence[int] = (256, 512, 1024), seeds: int = 8
+) -> Figure:
+    """|S_T|_F over T at d = 4: the largest that gradient search finds, the mean of random inputs, linear attention's.
+
+    A sum of T writes of length 1, which is what linear attention keeps, reaches T and no more.
+    """
+    worst = growth(tuple(searched), steps)
+    lengths = [*searched, *longer]
+    return Figure(
+        name="state-norms",
+        tables={
+            "norms": {
+                "T": [float(T) for T in lengths],
+                "searched": [worst.get(T) for T in lengths],
+                "random": [float(typical_norms(T, 4, seeds).mean()) for T in lengths],
+                "linear": [float(T) for T in lengths],
+            }
+        },
+    )
+
+
+def contraction_region(points: int = 41, seeds: int = 8) -> Figure:
+    """Where q -> (I - lam Sigma) q shrinks: bounds over lam, and what the implementation does to random streams.
+
+    ``bounds``: the largest eigenvalue of Sigma up to which every query shrinks or keeps its length (2/lam), and up to
+    which none turns round (1/lam). ``measured``: rate, largest eigenvalue of the keys' covariance, and the factor by
+    which a query along its direction comes out.
+    """
+    lam = np.linspace(0, 1, points)[1:]
+    measured: Columns = {"lam": [], "sigma": [], "factor": []}
+    for seed in range(seeds):
+        for scale in (0.6, 1.0, 1.5, 2.2):
+            for name, value in zip(measured, _contracted(seed, scale), strict=True):
+                measured[name].append(value)
+    bounds: Columns = {"lam": lam.tolist(), "shrinks_up_to": (2 / lam).tolist(), "turns_from": (1 / lam).tolist()}
+    return Figure(name="contraction", tables={"bounds": bounds, "measured": measured})
+
+
+def _contracted(seed: int, scale: float, T: int = 32, d: int = 4) -> tuple[float, float, float]:
+    g = torch.Generator().manual_seed(1000 * seed + math.floor(100 * scale))
+    k = scale * torch.randn(1, T, 1, d, generator=g, dtype=torch.float64)
+    lam = torch.rand(1, generator=g, dtype=torch.float64).expand(1, T, 1)
+    values, vectors = torch.linalg.eigh(torch.cov(k[0, :, 0].mT, correction=0))
+    q = vectors[:, -1].expand(1, T, 1, d)
+    o, _ = covariance_contract.chunk(q.contiguous(), k, lam.contiguous())
+    return float(lam[0, 0, 0]), float(values[-1]), float(o[0, -1, 0] @ vectors[:, -1])

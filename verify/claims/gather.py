@@ -43,21 +43,24 @@ def in_coq(*identities: str, needed: bool = True) -> list[Evidence]:
 
 
 def _look_up(identity: str, *, coq: bool) -> Evidence:
-    lacks = ""
+    lacks, broken = "", list[str]()
     for module in catalogue.MODULES:
         if (module.method == "coq") != coq:
             continue
         try:
             statements = catalogue.statements(module)
-        except ImportError as error:  # its tool is not installed, or its own file is gone
-            lacks = lacks or (module.needs if error.name == module.needs else "")
+        except ImportError:
+            lacks = lacks or module.needs
+            continue
+        except catalogue.BrokenError as error:
+            broken.append(f"{module.name}: {error}")
             continue
         for statement in statements:
             if statement.id == identity:
                 return _evidence(_checked(statement), f"proofs_checks/{module.name.replace('.', '/')}.py")
     return Evidence(
         kind="proof",
-        text=f"{identity}: there is no such statement",
+        text=f"{identity}: there is no such statement" + (f" ({'; '.join(broken)})" if broken else ""),
         values={"status": "missing"},
         stands=False,
         lacks=lacks,
@@ -70,6 +73,8 @@ def _checked(statement: Statement) -> Proof:
 
 
 def _evidence(found: Proof, where: str) -> Evidence:
+    if found.method == "coq" and "theorem" in found.evidence:
+        where = f"proofs_checks/coq/{found.evidence['theorem'].partition(':')[0]}"
     values = {"method": found.method, "status": found.status, "twin": found.twin_status, "tool": found.tool}
     return Evidence(
         kind="proof", text=f"{found.id}: {found.statement} [{found.assumptions}]", values=values, where=where,

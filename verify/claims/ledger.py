@@ -5,6 +5,7 @@ A row has an id, the statement in our words, where it is made, what it assumes (
 ``untested``). ``expected`` is the verdict of the last release; another one is a difference. ``without`` gives the
 expected verdict where a tool is not installed. ``sources`` are the files, from the package's root, on which the verdict
 depends beside the check's own; ``files`` are files of evidence with the hash they had: another hash is stale.
+``figure`` ("module:function", no arguments) returns the data of the claim's figure.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 
-from linattest.verify.claims.verdicts import Evidence, Verdict, Word, untested
+from linattest.verify.claims.record import Figure, Outcome
+from linattest.verify.claims.verdicts import WORDS, Evidence, Verdict, Word, untested
 from linattest.verify.environment import ROOT
 from linattest.verify.executors import local_executor
 
 FOLDER = ROOT / "verify" / "claims"
-WORDS: tuple[Word, ...] = get_args(Word)
 HERE = "linattest.verify.claims."
 """Prefix of a check without a dot in its module: "ccq_reads:cost" is linattest.verify.claims.ccq_reads:cost."""
 
@@ -39,7 +40,7 @@ class LedgerError(ValueError):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A claim as the ledger has it. ``home`` is the folder from which a user's check is imported."""
+    """A claim as the ledger has it. Of a user's: ``ledger`` is its file, ``home`` the folder that has its check."""
 
     id: str
     statement: str
@@ -47,12 +48,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     where: str = ""
     scope: str = ""
     check: str | None = None
+    figure: str | None = None
     reason: str | None = None
     sources: tuple[str, ...] = ()
     files: dict[str, str] = {}
     without: dict[str, Word] = {}
     paper: str = ""
     home: str | None = None
+    ledger: str = ""
 
     def __post_init__(self) -> None:
         for name in ("id", "statement"):
@@ -60,43 +63,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 raise ValueError(f"{name} is empty")
         if (self.check is None) == (self.reason is None):
             raise ValueError(f"check={self.check!r} and reason={self.reason!r}, expected exactly one")
-        if self.check is not None and self.check.count(":") != 1:
-            raise ValueError(f"check={self.check!r}, expected 'module:function'")
+        for name in ("check", "figure"):
+            if getattr(self, name) is not None and getattr(self, name).count(":") != 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}, expected 'module:function'")
 
     @property
     def function(self) -> tuple[str, str]:
         """Module and name of the check."""
-        module, _, name = (self.check or ":").partition(":")
+        return self.names(self.check or ":")
+
+    def names(self, text: str) -> tuple[str, str]:
+        """Module and name of the function that a field means."""
+        module, _, name = text.partition(":")
         return (module if "." in module or self.home is not None else HERE + module), name
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A row with its verdict; ``verdict`` is ``None`` where the check raised (``error``). ``hash`` is of ``sources``.
-
-    ``excused``: tools that it needs are not installed (``lacks``), and the ledger does not say what holds without them.
-    """
-
-    id: str
-    paper: str
-    statement: str
-    where: str
-    scope: str
-    verdict: Word | None
-    expected: Word
-    evidence: tuple[Evidence, ...]
-    sources: tuple[str, ...]
-    hash: str
-    stale: tuple[str, ...] = ()
-    error: str | None = None
-    lacks: tuple[str, ...] = ()
-    excused: bool = False
-    seconds: float = 0.0
-
-    @property
-    def differs(self) -> bool:
-        """Whether it is not what the ledger expects: another verdict, stale files, evidence that does not stand."""
-        fallen = any(not e.stands and not e.lacks for e in self.evidence)
-        return self.verdict != self.expected or bool(self.stale) or fallen
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -134,7 +113,7 @@ def _rows(path: Path) -> Iterator[Row]:
         raise LedgerError(f"{path}: has {sorted(table)}, expected `paper` and at least one [[claim]]")
     common = {"paper": table.get("paper", path.stem)}
     if path.parent.resolve() != FOLDER.resolve():
-        common["home"] = str(path.parent.resolve())
+        common |= {"home": str(path.parent.resolve()), "ledger": str(path)}
     for n, entry in enumerate(table["claim"], start=1):
         try:
             yield msgspec.convert(common | entry, Row)
@@ -152,7 +131,8 @@ def _decorated(path: Path) -> list[Row]:
         except Exception as error:
             raise LedgerError(f"{path}: {type(error).__name__}: {error}") from error
     found = [x.claim for x in vars(module).values() if isinstance(getattr(x, "claim", None), Row)]
-    rows = [msgspec.structs.replace(r, home=str(path.parent.resolve()), paper=path.stem) for r in found]
+    whose: dict[str, str] = {"home": str(path.parent.resolve()), "ledger": str(path), "paper": path.stem}
+    rows = [msgspec.structs.replace(r, **whose) for r in found]
     if not rows:
         raise LedgerError(f"{path}: no function is decorated with @claim(...)")
     return rows
@@ -207,23 +187,25 @@ def _one_thread() -> Iterator[None]:
 def compute(row: Row) -> Outcome:
     """The verdict of one row, computed now. A check that raises, or returns no verdict, is an error and no verdict."""
     start = time.perf_counter()
-    verdict, error = None, None
-    sources, digest = _sources(row)
+    verdict, figure, error = None, None, None
     try:
         with _importable(row.home), _one_thread():
             verdict = _judge(row)
+            figure = _figure(row)
     except Exception as raised:
         last = traceback.extract_tb(raised.__traceback__)[-1]
         error = f"{type(raised).__name__}: {raised} ({Path(last.filename).name}:{last.lineno})"
     expected = row.expected
     lacks = sorted(verdict.lacks) if verdict else []
+    evidence = verdict.evidence if verdict else ()
+    sources = _sources(row, evidence)
     for tool in lacks:
         expected = row.without.get(tool, expected)
     return Outcome(
-        id=row.id, paper=row.paper, statement=row.statement, where=row.where, scope=row.scope,
-        verdict=verdict.word if verdict else None, expected=expected, evidence=verdict.evidence if verdict else (),
-        sources=sources, hash=digest, stale=tuple(_stale(row)), error=error, lacks=tuple(lacks),
-        excused=bool(lacks) and not any(tool in row.without for tool in lacks),
+        id=row.id, paper=row.paper, ledger=row.ledger, statement=row.statement, where=row.where, scope=row.scope,
+        verdict=verdict.word if verdict else None, expected=expected, evidence=evidence,
+        sources=sources, hash=_hash(row, sources), figure=figure, stale=tuple(_stale(row)), error=error,
+        lacks=tuple(lacks), excused=bool(lacks) and not any(tool in row.without for tool in lacks),
         seconds=round(time.perf_counter() - start, 3),
     )  # fmt: skip
 
@@ -231,8 +213,7 @@ def compute(row: Row) -> Outcome:
 def _judge(row: Row) -> Verdict:
     if row.reason is not None:
         return untested(row.reason)
-    module, name = row.function
-    verdict = getattr(importlib.import_module(module), name)()
+    verdict = _call(*row.function)
     if not isinstance(verdict, Verdict):
         raise TypeError(f"{row.check} returned {type(verdict).__name__}, expected a Verdict")
     if verdict.word not in WORDS:
@@ -240,17 +221,42 @@ def _judge(row: Row) -> Verdict:
     return verdict
 
 
-def _sources(row: Row) -> tuple[tuple[str, ...], str]:
-    """The files a verdict depends on, and the hash of their contents and of the row."""
-    module, _ = row.function
-    own = module.removeprefix("linattest.").replace(".", "/") + ".py"
-    names = (*((own,) if row.check and row.home is None else ()), *row.sources, *row.files)
-    digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(row, home=None)))
-    for name in names:
-        digest.update(name.encode() + (_content(name) or b""))
-    if row.home is not None:
-        digest.update(_content(f"{row.home}/{module.replace('.', '/')}.py") or b"")
-    return names, digest.hexdigest()[:16]
+def _figure(row: Row) -> Figure | None:
+    figure = None if row.figure is None else _call(*row.names(row.figure))
+    if not isinstance(figure, Figure | None):
+        raise TypeError(f"{row.figure} returned {type(figure).__name__}, expected a Figure")
+    return figure
+
+
+def _call(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)()
+
+
+def _sources(row: Row, evidence: Iterable[Evidence] = ()) -> tuple[str, ...]:
+    """The files a verdict depends on: its check's and figure's own, those of the row, those of its evidence."""
+    own = _modules(row) if row.home is None else []
+    found = (e.where for e in evidence if e.where and _content(e.where) is not None)
+    return tuple(dict.fromkeys((*own, *row.sources, *row.files, *found)))
+
+
+def _modules(row: Row) -> list[str]:
+    modules = (row.names(text)[0] for text in (row.check, row.figure) if text is not None)
+    return [module.removeprefix("linattest.").replace(".", "/") + ".py" for module in modules]
+
+
+def _hash(row: Row, sources: Iterable[str]) -> str:
+    """The hash of the row and of the contents of these files, and of a user's own module."""
+    digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(row, home=None, ledger="")))
+    homely = [f"{row.home}/{name}" for name in _modules(row)] if row.home is not None else []
+    for name in (*sources, *homely):
+        digest.update(name.encode() + b"\0" + (_content(name) or b""))
+    return digest.hexdigest()[:16]
+
+
+def outdated(outcomes: Iterable[Outcome]) -> list[str]:
+    """Ids of outcomes of our ledger whose row, or a file that they depend on, is another now."""
+    rows = {row.id: row for row in read()}
+    return [o.id for o in outcomes if o.id in rows and _hash(rows[o.id], o.sources) != o.hash]
 
 
 def _content(name: str) -> bytes | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
 from scipy import stats
 
 Word = Literal["proved", "supported", "refuted", "corrected", "not reproduced", "untested"]
+WORDS: tuple[Word, ...] = get_args(Word)
 Kind = Literal["proof", "witness", "measurement", "count", "reason"]
 
 LEAST_DIGITS = 50
@@ -123,7 +124,9 @@ def supported(*evidence: Evidence) -> Verdict:
 
 
 def refuted(*evidence: Evidence) -> Verdict:
-    """A counterexample that stands, exactly or to at least 50 digits."""
+    """A counterexample that stands, exactly or to at least 50 digits, and no proof of it that does not."""
+    if fallen := _fallen_proofs(evidence):
+        return untested(fallen, *evidence)
     if not any(_contradicts(e) for e in evidence):
         return untested("no counterexample stands exactly or to 50 digits", *evidence)
     return Verdict(word="refuted", evidence=evidence)
@@ -145,6 +148,11 @@ def _contradicts(e: Evidence) -> bool:
 
 def _unless_fallen(word: Word, evidence: tuple[Evidence, ...]) -> Verdict:
     fallen = [e for e in evidence if not e.stands]
-    if any(e.kind == "proof" for e in fallen):
-        return untested("a proof does not stand: " + "; ".join(e.text for e in fallen if e.kind == "proof"), *evidence)
+    if proof := _fallen_proofs(evidence):
+        return untested(proof, *evidence)
     return Verdict(word="not reproduced" if fallen else word, evidence=evidence)
+
+
+def _fallen_proofs(evidence: Sequence[Evidence]) -> str:
+    fallen = [e.text for e in evidence if e.kind == "proof" and not e.stands]
+    return f"a proof does not stand: {'; '.join(fallen)}" if fallen else ""

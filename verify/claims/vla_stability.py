@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from linattest.verify.search.witness import load
 STATE, JACOBIAN, PRODUCT = (f"vla-{what}-d4-T64-seed0" for what in ("state-norm", "jacobian", "product"))
 """The witnesses: bounded inputs at width 4, 64 tokens, lam0 = 0.1."""
 
+LENGTHS, STEPS = (16, 32, 64, 128), 200
+"""Where the search for large memories looks, and for how long."""
+
 
 def space(T: int, d: int = 4) -> Space:
     """VLA's bounded inputs: unit feature keys, penalty directions tied to them, values of the unit ball."""
@@ -41,7 +45,7 @@ def space(T: int, d: int = 4) -> Space:
 
 
 def bounded_state(
-    lengths: tuple[int, ...] = (32, 64, 128), steps: int = 200, plateau: tuple[int, ...] = (64, 256, 1024)
+    lengths: tuple[int, ...] = LENGTHS, steps: int = STEPS, plateau: tuple[int, ...] = (64, 256, 1024)
 ) -> Verdict:
     """Worst case against typical case, and the certificate."""
     grown = growth(lengths, steps)
@@ -50,6 +54,7 @@ def bounded_state(
     return corrected(
         against=[
             witness(STATE),
+            *proofs("vla.witness.state-norm", "vla.witness.state-norm.in-bounds"),
             counted(
                 "gradient search at d = 4 finds memories that grow faster than T", slope > 1, largest=grown,
                 exponent=slope,
@@ -76,6 +81,7 @@ def bounded_state(
     )  # fmt: skip
 
 
+@cache
 def growth(lengths: tuple[int, ...], steps: int, seed: int = 0) -> dict[int, float]:
     """The largest |S_T|_F that gradient ascent finds at each length (d = 4), one start after another in one batch."""
     found = {T: ascend(space(T), OBJECTIVES["state-norm"], seed=seed, starts=4, steps=steps) for T in lengths}
@@ -133,7 +139,11 @@ def _certified(k: np.ndarray, u: np.ndarray, v: np.ndarray, lam0: float = 0.1) -
 def jacobian_norm() -> Verdict:
     """The spectral norm is sigma(c), not 1; the energy norm and the spectral radius are 1."""
     return corrected(
-        against=[witness(JACOBIAN), _half()],
+        against=[
+            witness(JACOBIAN),
+            *proofs("vla.witness.jacobian", "vla.witness.jacobian.in-bounds"),
+            _half(),
+        ],
         instead=(
             "|J|_2 = sigma(c) = (1 + sqrt(5 - 4c))/2 with c = a.k in (0, 1], below the golden ratio; the spectral "
             "radius is 1, and so is the norm in the energy s M_t s^T (width >= 2)"
@@ -168,6 +178,7 @@ def gradient_flow(seeds: int = 10) -> Verdict:
     return corrected(
         against=[
             witness(PRODUCT),
+            *proofs("vla.witness.product", "vla.witness.product.in-bounds"),
             _vanishing(),
             *(measured(f"random inputs, d = 8, T = {T}: log10 |J_T...J_1|_2", x) for T, x in norms.items()),
         ],

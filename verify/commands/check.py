@@ -1,10 +1,12 @@
-"""``linattest check``: a function of yours, or a peer's, judged as an operator. It runs the given code."""
+"""``linattest check``: a function of yours, or a peer's, judged as an operator. It runs the given code.
+
+Whatever can be refused without torch is refused before it is imported.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from concurrent.futures.process import BrokenProcessPool
+import pkgutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,24 +14,11 @@ import msgspec
 import typer
 from rich.console import Console
 
-from linattest.verify.check import Result, examine_subject
-from linattest.verify.commands.common import (
-    FAILED,
-    INTERRUPTED,
-    NOTHING,
-    OK,
-    dtypes_named,
-    operators_named,
-    with_progress,
-)
-from linattest.verify.examine import replay as replay_bundle
-from linattest.verify.executors import default_workers, local_executor
-from linattest.verify.peers import PEERS, Preset, missing, named, runnable
-from linattest.verify.report.check import page, to_json
-from linattest.verify.spec import FEATURES
-from linattest.verify.subject import Plain, Subject, SubjectError
-
-WARNING = "This runs the given code, with your rights:"
+import linattest.verify.operators as pages
+from linattest.verify.commands.places import misplaced
+from linattest.verify.peers import PEERS, Preset, named
+from linattest.verify.spec import DTYPES, FEATURES
+from linattest.verify.subject import Plain, Subject
 
 
 def check(
@@ -67,7 +56,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a page")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="a broken promise beyond right values is wrong too")] = False,
     seed: Annotated[int, typer.Option(help="seed of the inputs")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="processes; default: one a core")] = default_workers(),
+    workers: Annotated[int | None, typer.Option(min=1, help="processes; default: one a core")] = None,
     failures: Annotated[Path, typer.Option(help="folder for replay bundles")] = Path("linattest-failures"),
     replay: Annotated[Path | None, typer.Option(help="run again what a replay bundle saved")] = None,
 ) -> None:
@@ -78,15 +67,19 @@ def check(
     """
     console = Console(stderr=as_json)
     if replay is not None:
-        say(console, f"{WARNING} the function that {replay} names")
-        raise typer.Exit(_again(console, replay, as_json))
+        if not replay.is_file():
+            raise typer.BadParameter(f"no file {replay}", param_hint="--replay")
+        from linattest.verify.commands.judging import again
+
+        raise typer.Exit(again(console, replay, as_json))
     if quick and full:
         raise typer.BadParameter("contradicts --full", param_hint="--quick")
     left_out = _features([*(without or []), *["state"] * no_state, *["gradient"] * only_forward])
+    dtypes = _dtypes(dtype or [])
     if peer is not None:
         if map_ or set_ or only or head_first or transpose_state or contiguous or step or multiple_of > 1:
             raise typer.BadParameter("a peer's presets know how their functions are called", param_hint="--peer")
-        presets = [_narrowed(p, left_out, dtypes_named(dtype or [])) for p in _presets(console, peer, names or [], as_)]
+        presets = [_narrowed(preset, left_out, dtypes) for preset in _presets(peer, names or [], as_)]
     else:
         taken = set(FEATURES) - left_out
         presets = [
@@ -95,52 +88,19 @@ def check(
                 Subject(
                     function=_function(names), operator=_operator(as_), rename=_pairs("--map", map_),
                     fixed=_values("--set", set_), only=_values("--only", only), supports=tuple(sorted(taken)),
-                    dtypes=dtypes_named(dtype or []), any_dtype=any_dtype, transpose_state=transpose_state,
+                    dtypes=dtypes, any_dtype=any_dtype, transpose_state=transpose_state,
                     layout="head-first" if head_first else "seq-first", contiguous=contiguous, multiple=multiple_of,
                     kind="step" if step else "sequence", device=device,
                 ),
             )
         ]  # fmt: skip
-    results = [
-        _judge(console, preset, workers, strict, quick=quick, full=full, seed=seed, bundles=failures)
-        for preset in presets
-    ]
-    if as_json:
-        found = [to_json(result) for result in results]
-        print(
-            json.dumps(
-                found[0] if peer is None else {"schema": 1, "peer": peer, "subjects": found}, indent=2, allow_nan=False
-            )
-        )
-    raise typer.Exit(status(results))
+    from linattest.verify.commands import judging
 
-
-def status(results: list[Result]) -> int:
-    """The exit code of what was judged."""
-    if any(result.interrupted for result in results):
-        return INTERRUPTED
-    if any(result.failed or result.died for result in results):
-        return FAILED
-    return OK if results and all(result.records for result in results) else NOTHING
-
-
-def _again(console: Console, path: Path, as_json: bool) -> int:
-    """Run a bundle again; the exit code says whether it still fails."""
-    try:
-        records = replay_bundle(path)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--replay") from error
-    for record in records:
-        text = record.message if record.failed else f"passes now, ratio {record.ratio}"
-        say(console, f"{'WRONG' if record.failed else 'RIGHT'}: {record.variant} {record.direction}: {text}")
-    if as_json:
-        print(json.dumps({"schema": 1, "records": msgspec.to_builtins(records)}, indent=2, allow_nan=False))
-    return FAILED if any(record.failed for record in records) else OK if records else NOTHING
-
-
-def say(console: Console, text: str) -> None:
-    """Print a line as it is: no markup, no folding."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if peer is not None:
+        presets = judging.here(console, peer, presets)
+    how: dict[str, Any] = {"quick": quick, "full": full, "seed": seed, "bundles": failures}
+    said: dict[str, Any] = {"peer": peer, "as_json": as_json, "strict": strict, "workers": workers}
+    raise typer.Exit(judging.judge(console, presets, **said, **how))
 
 
 def _narrowed(preset: Preset, left_out: set[str], dtypes: tuple[str, ...]) -> Preset:
@@ -153,56 +113,41 @@ def _narrowed(preset: Preset, left_out: set[str], dtypes: tuple[str, ...]) -> Pr
     return dataclasses.replace(preset, subject=msgspec.structs.replace(subject, supports=supports, dtypes=kept))
 
 
-def _judge(console: Console, preset: Preset, workers: int, strict: bool, **knobs: Any) -> Result:
-    """One function, its page printed."""
-    say(console, f"{WARNING} {preset.subject.function}")
-    try:
-        with local_executor(workers) as executor:
-            result = examine_subject(
-                preset.subject, executor, watch=lambda jobs, run: with_progress(console, jobs, run), **knobs
-            )
-    except SubjectError as error:
-        raise typer.BadParameter(str(error), param_hint="FUNCTION") from error
-    except BrokenProcessPool:
-        result = Result(preset.subject, died=True)
-    result.notes += preset.known
-    result.strict = strict
-    say(console, page(result) + "\n")
-    return result
-
-
-def _presets(console: Console, peer: str, names: list[str], as_: str | None) -> list[Preset]:
-    """A peer's presets that can run here; exit code 3 if none can."""
+def _presets(peer: str, names: list[str], as_: str | None) -> tuple[Preset, ...]:
+    """A peer's presets of these names."""
     if peer not in PEERS:
         raise typer.BadParameter(f"no peer {peer!r}; known: {', '.join(PEERS)}", param_hint="--peer")
     if as_ is not None:
         raise typer.BadParameter("a peer's presets know their operators", param_hint="--as")
     try:
-        chosen = named(peer, names)
+        return named(peer, names)
     except KeyError as error:
         raise typer.BadParameter(error.args[0], param_hint="NAME") from error
-    if package := missing(peer):
-        say(console, f"--peer {peer} needs the package {package}: pip install {package}")
-        raise typer.Exit(NOTHING)
-    for preset in chosen:
-        if not runnable(preset):
-            say(console, f"not tried: {preset.name} ({preset.subject.function}) needs a GPU")
-    here = [preset for preset in chosen if runnable(preset)]
-    if not here:
-        raise typer.Exit(NOTHING)
-    return here
 
 
 def _function(names: list[str] | None) -> str:
+    """The one name that was given. What is no file and no module is refused here; nothing is imported yet."""
     if not names or len(names) > 1:
         raise typer.BadParameter(f"{len(names or [])} functions given, expected one", param_hint="FUNCTION")
+    if words := misplaced(names[0]):
+        raise typer.BadParameter(words, param_hint="FUNCTION")
     return names[0]
 
 
 def _operator(name: str | None) -> str:
     if name is None:
         raise typer.BadParameter("needs --as OPERATOR: which operator should it be?", param_hint="--as")
-    return operators_named([name])[0].name
+    known = sorted(page.name for page in pkgutil.iter_modules(pages.__path__))
+    if name not in known:
+        raise typer.BadParameter(f"no operator {name!r}; known: {', '.join(known)}", param_hint="--as")
+    return name
+
+
+def _dtypes(names: list[str]) -> tuple[str, ...]:
+    unknown = sorted(set(names) - set(DTYPES))
+    if unknown:
+        raise typer.BadParameter(f"no dtype {unknown}; known: {list(DTYPES)}", param_hint="--dtype")
+    return tuple(names) or DTYPES
 
 
 def _features(names: list[str]) -> set[str]:

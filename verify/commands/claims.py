@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from linattest.verify.claims import ledger
-from linattest.verify.claims.ledger import LedgerError, Outcome, Row
+from linattest.verify.claims.ledger import LedgerError, Row
+from linattest.verify.claims.record import Claims, collect
 from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK
 from linattest.verify.executors import default_workers
-from linattest.verify.report.claims import print_claims, to_json
+from linattest.verify.report.claims import print_claims
 
 
 def claims(
@@ -30,6 +30,9 @@ def claims(
         list[Path] | None,
         typer.Option("--ledger", metavar="FILE", help="your claims: a .toml of rows or a .py of @claim functions"),
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write what --json prints to this file, for `report --claims`")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="processes; default: one a core")] = default_workers(),
 ) -> None:
     """Compute the verdict of every claim of the three papers (or of your own) and compare it with the recorded one."""
@@ -37,6 +40,8 @@ def claims(
         rows = _chosen(ledger.read(own or None), ids or [])
     except LedgerError as error:
         raise typer.BadParameter(str(error), param_hint="--ledger") from error
+    if output is not None and not output.parent.is_dir():
+        raise typer.BadParameter(f"no folder {output.parent}", param_hint="--output")
     start = time.perf_counter()
     console = Console(stderr=as_json)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -47,11 +52,22 @@ def claims(
     except KeyboardInterrupt:
         console.print("[yellow]interrupted[/]: nothing is kept; `linattest claims ID` computes some of them")
         raise typer.Exit(INTERRUPTED) from None
+    found = collect(outcomes, time.perf_counter() - start)
+    text = json.dumps(found.to_json(), indent=2, allow_nan=False)
+    if output is not None:
+        _write(output, text + "\n")
     if as_json:
-        print(json.dumps(to_json(outcomes, time.perf_counter() - start), indent=2, allow_nan=False))
+        print(text)
     else:
-        print_claims(console, outcomes, full=bool(ids))
-    raise typer.Exit(status_of(outcomes))
+        print_claims(console, found, full=bool(ids))
+    raise typer.Exit(status_of(found))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {path}: {error.strerror}", param_hint="--output") from error
 
 
 def _chosen(rows: list[Row], ids: list[str]) -> list[Row]:
@@ -61,9 +77,8 @@ def _chosen(rows: list[Row], ids: list[str]) -> list[Row]:
     return [row for row in rows if not ids or any(row.id.startswith(x) for x in ids)]
 
 
-def status_of(outcomes: Sequence[Outcome]) -> int:
+def status_of(found: Claims) -> int:
     """0 if all are as the ledger says, 1 if one differs, 3 if that is only for want of a tool or there is none."""
-    different = [o for o in outcomes if o.differs]
-    if any(o.stale or not o.excused for o in different):
+    if found.failed:
         return FAILED
-    return NOTHING if different or not outcomes else OK
+    return NOTHING if found.counts["different"] or not found.claims else OK

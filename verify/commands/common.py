@@ -8,17 +8,15 @@ from typing import TypeVar
 
 import typer
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from linattest.verify import registry
+from linattest.verify import devices, registry
 from linattest.verify.campaign import Campaign
+from linattest.verify.commands.codes import FAILED, INTERRUPTED, NOTHING, OK
 from linattest.verify.grids import Job
 from linattest.verify.records import Record
 from linattest.verify.spec import DTYPES, Operator
-
-OK, FAILED, NOTHING, INTERRUPTED = 0, 1, 3, 130
-"""Exit codes: as expected; a failure or regression; nothing measured or the environment lacks what was asked;
-interrupted. (2 is wrong usage.)"""
 
 
 def operators_named(names: list[str]) -> list[Operator]:
@@ -44,6 +42,19 @@ def dtypes_named(names: list[str]) -> tuple[str, ...]:
     if unknown:
         raise typer.BadParameter(f"no dtype {unknown}; known: {list(DTYPES)}", param_hint="--dtype")
     return tuple(names) or DTYPES
+
+
+def check_device(console: Console, device: str) -> None:
+    """A word that names no device is wrong usage; one that this machine has not, an environment that lacks it."""
+    try:
+        known = devices.kind(device) in ("cpu", "cuda")
+    except RuntimeError:
+        known = False
+    if not known:
+        raise typer.BadParameter(f"{device!r}, expected cpu, cuda or cuda:N", param_hint="--device")
+    if why := devices.missing(device):
+        console.print(f"[red]cannot run[/]: {escape(why)}", highlight=False, soft_wrap=True)
+        raise typer.Exit(NOTHING)
 
 
 def status_of(campaign: Campaign) -> int:

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK, operators_named
-from linattest.verify.drift import LENGTHS, Row, collect, measure
+from linattest.verify import devices
+from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK, check_device, operators_named
+from linattest.verify.drift import DEVICE_LENGTHS, DEVICE_WIDTH, LENGTHS, Row, collect, measure, measure_kernels
 from linattest.verify.spec import Operator
 
 
@@ -20,7 +21,8 @@ def drift(
     operators: Annotated[
         list[str] | None, typer.Argument(help="operators to follow; all if none", metavar="[OPERATOR]...")
     ] = None,
-    most: Annotated[int, typer.Option(min=LENGTHS[0], help="longest sequence")] = LENGTHS[-1],
+    most: Annotated[int | None, typer.Option(min=LENGTHS[0], help="longest sequence")] = None,
+    device: Annotated[str, typer.Option(help="cuda: kernels on a GPU, up to T = 131 072")] = "cpu",
     output: Annotated[Path | None, typer.Option(help="write one JSON object to this file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
 ) -> None:
@@ -29,8 +31,12 @@ def drift(
     if output is not None and not output.parent.is_dir():
         raise typer.BadParameter(f"no folder {output.parent}", param_hint="--output")
     console = Console(stderr=as_json)
-    rows, interrupted = _follow(console, chosen, [length for length in LENGTHS if length <= most])
-    text = msgspec.json.format(msgspec.json.encode(collect(rows))).decode() + "\n"
+    check_device(console, device)
+    on_gpu = devices.kind(device) != "cpu"
+    lengths = [length for length in (DEVICE_LENGTHS if on_gpu else LENGTHS) if most is None or length <= most]
+    rows, interrupted = _follow(console, chosen, lengths, device if on_gpu else "")
+    collected = collect(rows, device, DEVICE_WIDTH) if on_gpu else collect(rows)
+    text = msgspec.json.format(msgspec.json.encode(collected)).decode() + "\n"
     if output is not None and rows:
         output.write_text(text)
     if as_json:
@@ -42,7 +48,9 @@ def drift(
     raise typer.Exit(NOTHING if not rows else FAILED if any(row.error is None for row in rows) else OK)
 
 
-def _follow(console: Console, operators: list[Operator], lengths: list[int]) -> tuple[list[Row], bool]:
+def _follow(
+    console: Console, operators: list[Operator], lengths: list[int], device: str = ""
+) -> tuple[list[Row], bool]:
     """The rows of all, with a line of progress on a terminal; what is done when interrupted is kept."""
     rows: list[Row] = []
     threads = torch.get_num_threads()
@@ -51,7 +59,7 @@ def _follow(console: Console, operators: list[Operator], lengths: list[int]) -> 
         with console.status("") as status:
             for operator in operators:
                 status.update(operator.name)
-                for found in measure(operator, lengths):
+                for found in measure_kernels(operator, device, lengths) if device else measure(operator, lengths):
                     rows += found
                     status.update(f"{operator.name}, T = {found[0].tokens} done" if found else operator.name)
     except KeyboardInterrupt:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
 from linattest.verify import drift as drifts
+from linattest.verify.claims.record import read as read_claims
+from linattest.verify.commands.claims import status_of
 from linattest.verify.commands.common import FAILED, NOTHING, OK
 from linattest.verify.report.github import errors
 from linattest.verify.report.junit import junit as to_junit
 from linattest.verify.report.markdown import markdown as to_markdown
 from linattest.verify.report.sarif import sarif as to_sarif
-from linattest.verify.report.summary import Summary, load
+from linattest.verify.report.summary import load
 
 Found = TypeVar("Found")
 
@@ -28,17 +32,28 @@ def report(
     drift: Annotated[Path | None, typer.Option(help="what `drift --output` wrote")] = None,
     selftest: Annotated[Path | None, typer.Option(help="what `selftest --json` printed")] = None,
     diff: Annotated[Path | None, typer.Option(help="what `diff --json` printed")] = None,
+    claims: Annotated[
+        Path | None, typer.Option(help="what `claims --output` wrote; with --html, records or not")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="write one offline page")] = None,
     junit: Annotated[Path | None, typer.Option(help="write JUnit XML")] = None,
     sarif: Annotated[Path | None, typer.Option(help="write SARIF 2.1.0")] = None,
     markdown: Annotated[Path | None, typer.Option(help="write a summary for a pull request; - prints it")] = None,
     github: Annotated[bool, typer.Option("--github", help="print GitHub annotations")] = False,
 ) -> None:
-    """Turn records into reports. The exit code is that of the records: 1 when one of them failed."""
+    """Turn records into reports. The exit code is that of the records: 1 when one failed, or a claim differs."""
     console = Console(stderr=True, markup=False)
     summary = _given("--records", lambda: load(records or []))
     followed = _given("--drift", lambda: drifts.read(drift)) if drift else None
+    ledger = _given("--claims", lambda: read_claims(claims)) if claims else None
     extras = {name: _object(f"--{name}", path) for name, path in (("selftest", selftest), ("diff", diff)) if path}
+    if ledger is not None and not records:
+        if html is None or drift or extras or junit or sarif or markdown or github:
+            raise typer.BadParameter(
+                "without --records it makes a page: --html FILE and nothing else", param_hint="--claims"
+            )
+        _write("--html", html, _page(console, lambda made: made.ledger_page(ledger)))
+        raise typer.Exit(status_of(ledger))
     if not summary.records:
         console.print(
             "nothing to report: no record given; make some with `linattest verify --records FILE`, then "
@@ -51,7 +66,7 @@ def report(
             "name at least one: --html, --junit, --sarif, --markdown, --github", param_hint="report"
         )
     if html is not None:
-        _write("--html", html, _page(console, summary, followed, extras))
+        _write("--html", html, _page(console, lambda made: made.page(summary, followed, claims=ledger, **extras)))
     for name, path, make in (("--junit", junit, to_junit), ("--sarif", sarif, to_sarif)):
         if path is not None:
             _write(name, path, make(summary))
@@ -62,16 +77,17 @@ def report(
     for line in errors(summary) if github else ():
         print(line)
     console.print(summary.verdict, highlight=False)
-    raise typer.Exit(FAILED if summary.failed else OK)
+    status = status_of(ledger) if ledger is not None else OK
+    raise typer.Exit(FAILED if summary.failed else status)
 
 
-def _page(console: Console, summary: Summary, followed: drifts.Drift | None, extras: dict[str, Any]) -> str:
+def _page(console: Console, make: Callable[[ModuleType], str]) -> str:
     try:
-        from linattest.verify.report.page import page
+        page = importlib.import_module("linattest.verify.report.page")
     except ImportError as error:
         console.print(f"--html needs the extra 'report' (pip install 'linattest[report]'): {error}", highlight=False)
         raise typer.Exit(NOTHING) from error
-    return page(summary, followed, **extras)
+    return make(page)
 
 
 def _given(option: str, get: Callable[[], Found]) -> Found:

@@ -19,7 +19,7 @@ from typing import Any
 from linattest.verify.numbers import Context
 from linattest.verify.properties.reductions import EQUAL_CHANNELS, NO_GATE_IS_LINEAR
 from linattest.verify.signature import Input, Option, State, option_is
-from linattest.verify.spec import Operator, ours
+from linattest.verify.spec import Operator, kernels, ours
 
 
 def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -55,7 +55,7 @@ OPERATOR = Operator(
     ),
     grid=({}, {"gate": "channel"}, {"scale": -2.0}, {"gate": "channel", "scale": 1.0}),
     families=("random", "duplicate", "coherent", "zeros", "tiny", "huge", "subnormal", "captured"),
-    variants=ours("gla", "recurrent", "chunk", "step"),
+    variants=(*ours("gla", "recurrent", "chunk", "step"), *kernels("gla")),
     properties=(NO_GATE_IS_LINEAR, EQUAL_CHANNELS),
-    reading=("impls/gla.py", "impls/decay_scan.py"),
+    reading=("impls/gla.py", "impls/decay_scan.py", "kernels/gla.py", "kernels/decay_scan.py"),
 )

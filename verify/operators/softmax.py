@@ -51,6 +51,9 @@ OPERATOR = Operator(
     ),
     output="B T HV V",
     oracle=oracle,
+    # No `states`: the cache is the keys and values themselves, as many as there were tokens. It holds no number that
+    # was computed, so that there is nothing to compare, and no shape in the letters of a `State`, whose size is fixed.
+    # What it is for is judged all the same: `step` carries it from token to token, and its outputs are the whole's.
     options=(Option(name="scale", default=None, derived="K**-0.5"),),
     grid=({}, {"scale": 1.0}, {"scale": 0.05}),
     families=("random", "duplicate", "coherent", "zeros", "tiny", "subnormal", "captured"),
@@ -99,9 +102,10 @@ OPERATOR = Operator(
             dtypes=("float32", "float16"),
             families=("tiny",),
             directions=("gradient",),
-            most=1e6,
+            most=1e7,
             rare=True,
-            why="PyTorch's flash backward leaves the rounding of tiny differences where the exact gradient is 0",
+            why="PyTorch's flash backward leaves the rounding of tiny differences where the exact gradient is nearly 0: "
+            "in float16 a whole subnormal step, 6e-8, where 1e-9 is exact (1.2e6 unavoidable errors were seen)",
         ),
         Limitation(
             variant="sdpa-flash",

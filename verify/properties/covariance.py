@@ -13,7 +13,7 @@ from linattest.verify.inputs import Batch, resolve_options
 from linattest.verify.measure import compare
 from linattest.verify.probe import Finding, Probe
 from linattest.verify.spec import Property
-from linattest.verify.subjects import Outcome, run
+from linattest.verify.subjects import Outcome
 from linattest.verify.tolerance import THRESHOLD
 
 Function = Callable[..., Any]
@@ -84,7 +84,8 @@ def _backbone(probe: Probe) -> Outcome:
     states = {x.name for x in other.states_of(options)}
     state = None if batch.state is None else {k: x for k, x in batch.state.items() if k in states}
     case = msgspec.structs.replace(batch.case, operator=other.name, options={})
-    return run(other, other.variant(name), Batch(case, tensors, state, options, {}, batch.cu_seqlens))
+    alone = Batch(case, tensors, state, options, {}, batch.cu_seqlens)
+    return probe.run(alone, variant=other.variant(name), operator=other)
 
 
 def is_its_backbone(probe: Probe) -> Iterator[Finding]:

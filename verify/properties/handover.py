@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import torch
 
+from linattest.verify import devices
 from linattest.verify.inputs import Batch
-from linattest.verify.measure import Wanted, compare
+from linattest.verify.measure import compare
 from linattest.verify.probe import Finding, Probe
 from linattest.verify.properties.pieces import brief, tokens
-from linattest.verify.spec import Operator, Property
-from linattest.verify.subjects import Tensors, keywords, pack_state, resolve, run, spread
+from linattest.verify.spec import Operator, Property, Variant
+from linattest.verify.subjects import Tensors, keywords, pack_state, resolve, spread
 from linattest.verify.tolerance import TORCH_DTYPES, accumulation
 from linattest.verify.values import KEYS
 
@@ -34,13 +35,14 @@ def form(probe: Probe) -> Iterator[Finding]:
     if not kept or not s.T:
         return
     wide = TORCH_DTYPES[accumulation(batch.case.dtype)]
+    outcome = probe.run_there(probe.there(batch))
     for x in kept:
-        got, shape = probe.outcome[f"state.{x.name}"], s.shape(x.shape)
+        got, shape = outcome[f"state.{x.name}"], s.shape(x.shape)
         dtype = torch.int64 if x.whole else wide
         right = tuple(got.shape) == shape and got.dtype == dtype
         words = f"state.{x.name} is {list(got.shape)} {got.dtype}, expected {list(shape)} {dtype}"
         yield Finding(0.0 if right else float("inf"), words)
-    parts = {name: x for name, x in probe.outcome.values.items() if x.numel()}
+    parts = {name: x for name, x in outcome.values.items() if x.numel()}
     for (a, x), (b, y) in itertools.combinations(parts.items(), 2):
         same = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
         yield Finding(float("inf") if same else 0.0, f"{a} and {b} {'share' if same else 'do not share'} memory")
@@ -50,7 +52,7 @@ def form(probe: Probe) -> Iterator[Finding]:
 
 def _not_asked_for(probe: Probe) -> Iterator[Finding]:
     """Without ``output_final_state``: None in its place, and the same output."""
-    batch = probe.batch
+    batch = probe.there(probe.batch)
     given = keywords(probe.operator, probe.variant, batch)
     if batch.cu_seqlens is not None:
         given["cu_seqlens"] = batch.cu_seqlens
@@ -62,16 +64,24 @@ def _not_asked_for(probe: Probe) -> Iterator[Finding]:
     yield probe.same_bits(o, probe.outcome["o"], "output of the run that returns no state")
 
 
+def _step_of(probe: Probe) -> Variant | None:
+    """A decode step that goes on from the variant's state: of the same module, or any that runs there."""
+    runs = devices.chosen(probe.operator, tuple(v.name for v in probe.operator.variants), probe.device)
+    steps = [v for v in runs if v.kind == "step" and "state" in v.supports and probe.batch.case.dtype in v.dtypes]
+    home = probe.variant.function.partition(":")[0]
+    return min(steps, key=lambda v: v.function.partition(":")[0] != home, default=None)
+
+
 def decoding(probe: Probe) -> Iterator[Finding]:
     """A prefill, then the operator's decode steps from its state: the output of the whole run."""
     batch, length = probe.batch, probe.batch.case.structure.T
-    step = next((v for v in probe.operator.variants if v.kind == "step" and "state" in v.supports), None)
+    step = _step_of(probe)
     if step is None or probe.variant.kind == "step" or batch.cu_seqlens is not None:
         return
     for t in sorted({length - DECODED, CHUNK} & set(range(1, length))):
         stop = min(t + DECODED + 1, length)
         prefix = probe.run(tokens(batch, 0, t))
-        rest = run(probe.operator, step, tokens(batch, t, stop).with_(state=_state(prefix.values)))
+        rest = probe.run(tokens(batch, t, stop).with_(state=_state(prefix.values)), variant=step)
         o = torch.cat([prefix["o"], rest["o"]], dim=1)
         yield probe.judge("o", o, f"{t} tokens, then {stop - t} decoded", slice(0, stop))
 
@@ -126,9 +136,7 @@ def idle_tokens(probe: Probe) -> Iterator[Finding]:
         levels = {x.name for x in probe.operator.inputs_of(batch.options) if x.domain == "level"}
         tensors = {name: torch.ones_like(x) if name in levels else x for name, x in batch.tensors.items()}
         batch = batch.with_(tensors=tensors)
-        exact = probe.sensitivity(batch)
-        zero = 0 * exact.values["o"]
-        wanted = {"o": Wanted(exact.values["o"], zero, exact.kappa("o"), zero, 2)}
+        wanted = {"o": probe.against(batch, "o", probe.sensitivity(batch).values["o"])}
     places = {1, length // 2, length}
     order = [i for t in range(length + 1) for i in [-1] * (2 * (t in places)) + [t]][:-1]
     outcome = probe.run(padded(probe.operator, batch, order))
@@ -138,6 +146,23 @@ def idle_tokens(probe: Probe) -> Iterator[Finding]:
         dtype = batch.case.dtype if name == "o" else accumulation(batch.case.dtype)
         verdict = compare(name, got, wanted[name], dtype, probe.roundoff)
         yield Finding(verdict.ratio, f"among tokens that do nothing: {verdict.message()}")
+
+
+def idle_state(probe: Probe) -> Iterator[Finding]:
+    """Where every token does nothing the memory comes out bit for bit, from chunk to chunk: whoever carries it on in
+    fewer bits than it was given with has nothing else to hide that behind."""
+    batch = probe.batch
+    kept = [x.name for x in probe.operator.states_of(batch.options) if x.domain == "state"]
+    still = {
+        x.name: torch.zeros_like(batch.tensors[x.name])
+        for x in probe.operator.inputs_of(batch.options)
+        if x.domain in NO_OP and x.name not in ("q", "x")
+    }
+    if batch.state is None or not kept or not still:
+        return
+    outcome = probe.run(batch.with_(tensors={**batch.tensors, **still}))
+    for name in kept:
+        yield probe.same_bits(outcome[f"state.{name}"], batch.state[name], f"state.{name} after tokens that do nothing")
 
 
 # --- planted faults ----------------------------------------------------------------------------------------------
@@ -185,6 +210,20 @@ def always_returns_a_state(right: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+def carries_the_state_in(dtype: torch.dtype) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The state passes through a narrower type on its way."""
+
+    def plant(right: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(*x: torch.Tensor, initial_state: Any = None, **given: Any) -> Any:
+            if isinstance(initial_state, torch.Tensor):
+                initial_state = initial_state.to(dtype).to(initial_state.dtype)
+            return right(*x, initial_state=initial_state, **given)
+
+        return wrong
+
+    return plant
+
+
 def forgets_a_thousandth_a_token(right: Callable[..., Any]) -> Callable[..., Any]:
     """The state decays by itself, also where nothing happens."""
 
@@ -217,4 +256,12 @@ IDLE_TOKENS = Property(
     faults=(forgets_a_thousandth_a_token,),
 )
 
-HANDOVER = (STATE_FORM, DECODING, IDLE_TOKENS)
+IDLE_STATE = Property(
+    name="idle-state",
+    statement="tokens that do nothing leave the memory bit for bit, across chunks",
+    check=idle_state,
+    needs=frozenset({"state"}),
+    faults=(carries_the_state_in(torch.bfloat16), carries_the_state_in(torch.float16)),
+)
+
+HANDOVER = (STATE_FORM, DECODING, IDLE_TOKENS, IDLE_STATE)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from linattest.verify.inputs import Batch, lay_out
-from linattest.verify.poison import poisoned
+from linattest.verify.poison import guarded, poisoned
 from linattest.verify.probe import Finding, Probe
 from linattest.verify.properties.pieces import brief
 from linattest.verify.spec import Property
@@ -29,6 +29,14 @@ def unwritten_memory(probe: Probe) -> Iterator[Finding]:
             results.append(probe.run(batch, backward=backward))
     for name, x in results[0].values.items():
         yield probe.same_bits(x, results[1][name], f"{name} with NaN in unwritten memory, against 2.0")
+
+
+def canaries(probe: Probe) -> Iterator[Finding]:
+    """Nothing is written before or behind what was allocated, forward and backward."""
+    with guarded() as guards:
+        probe.run(brief(probe), backward="gradient" in probe.variant.supports)
+    for words, whole in guards.looked_at():
+        yield Finding(0.0 if whole else float("inf"), words)
 
 
 def layout(probe: Probe) -> Iterator[Finding]:
@@ -82,6 +90,21 @@ def leaves_the_last_row_unwritten(right: Callable[..., Any]) -> Callable[..., An
     return wrong
 
 
+def writes_behind_a_tensor(right: Callable[..., Any]) -> Callable[..., Any]:
+    """One element past the end of the output is written."""
+
+    def wrong(*x: torch.Tensor, **given: Any) -> Any:
+        o, state = right(*x, **given)
+        out = torch.empty_like(o)
+        out.copy_(o)
+        end = out.storage_offset() + out.numel()
+        if out.untyped_storage().nbytes() > end * out.element_size():
+            out.detach().as_strided((1,), (1,), end).zero_()
+        return out, state
+
+    return wrong
+
+
 def reads_beside_a_tensor(right: Callable[..., Any]) -> Callable[..., Any]:
     """One element past the last input is read, and multiplied by 0."""
 
@@ -120,4 +143,11 @@ LAYOUT = Property(
     faults=(reads_beside_a_tensor, ignores_strides),
 )
 
-MEMORY = (POISONED, LAYOUT)
+CANARIES = Property(
+    name="canaries",
+    statement="nothing is written beside allocated memory",
+    check=canaries,
+    faults=(writes_behind_a_tensor,),
+)
+
+MEMORY = (POISONED, CANARIES, LAYOUT)

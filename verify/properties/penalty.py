@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from linattest.verify.inputs import Batch
-from linattest.verify.measure import Wanted, compare
+from linattest.verify.measure import compare
 from linattest.verify.probe import Finding, Probe
 from linattest.verify.spec import Property
 from linattest.verify.subjects import run
@@ -202,8 +202,7 @@ def delta_net(probe: Probe) -> Iterator[Finding]:
     case = msgspec.structs.replace(batch.case, operator=other.name, dtype="float64", options={"scale": 1.0})
     state = None if batch.state is None else {"S": batch.state["S"].double()}
     exact = run(other, other.variant(other.reference), Batch(case, tensors, state, {"scale": 1.0}, {}))["o"].numpy()
-    sensitive = probe.sensitivity(limit)
-    wanted = Wanted(exact, 0 * exact, sensitive.kappa("o"), 0 * exact, 2, sensitive.kappa_rms("o", 2))
+    wanted = probe.against(limit, "o", exact)
     verdict = compare("o", probe.run(limit)["o"], wanted, batch.case.dtype, probe.roundoff)
     yield Finding(verdict.ratio, f"lam0 = 2^60 against DeltaNet, beta = 1: {verdict.message()}")
 

@@ -50,7 +50,7 @@ def rows(batch: Batch, chosen: list[int]) -> Batch:
 
 
 def brief(probe: Probe) -> Batch:
-    """The batch, of a token loop its first tokens: a loop has no edges within, and takes its time.
+    """The batch; of a token loop its first tokens, since a loop has no edges within, and takes its time.
 
     Differentiable options are tensors of the accumulation type, as in a run with a gradient (``subjects.run``), so that
     runs with and without one compute the same thing.
@@ -61,6 +61,6 @@ def brief(probe: Probe) -> Batch:
         if options.get(name) is not None:
             options[name] = torch.as_tensor(options[name], dtype=dtype)
     batch = batch.with_(options=options)
-    if probe.accepts("chunk_size"):
+    if probe.accepts("chunk_size") or (probe.variant.kernel and probe.variant.kind == "sequence"):
         return batch
     return tokens(batch, 0, min(batch.case.structure.T, BRIEF))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from linattest.verify.inputs import Batch, resolve_options
-from linattest.verify.measure import Wanted, compare
+from linattest.verify.measure import compare
 from linattest.verify.probe import Finding, Probe
 from linattest.verify.spec import Property
 from linattest.verify.subjects import Tensors, run
@@ -24,9 +24,7 @@ Function = Callable[..., Any]
 
 def _judge(probe: Probe, batch: Batch, exact: np.ndarray, what: str) -> Finding:
     """The variant's output on ``batch`` against ``exact``."""
-    sensitive = probe.sensitivity(batch)
-    wanted = Wanted(exact, 0 * exact, sensitive.kappa("o"), 0 * exact, 2, sensitive.kappa_rms("o", 2))
-    verdict = compare("o", probe.run(batch)["o"], wanted, batch.case.dtype, probe.roundoff)
+    verdict = compare("o", probe.run(batch)["o"], probe.against(batch, "o", exact), batch.case.dtype, probe.roundoff)
     return Finding(verdict.ratio, f"{what}: {verdict.message()}")
 
 

@@ -22,7 +22,7 @@ WIDTH = 110
 
 def page(result: Result) -> str:
     """The whole page as text; its first line is the verdict."""
-    lines = [verdict(result), *_tried(result), *_promises(result)]
+    lines = [verdict(result), *([] if result.died else _tried(result)), *_promises(result)]
     for i, found in enumerate(result.diagnoses, start=1):
         lines += ["", *_wrapped(f"{i}. {found.fault}", ""), *_wrapped(f"evidence: {found.evidence}", "   ")]
         lines += _wrapped(f"look at: {found.suggestion}", "   ")
@@ -74,14 +74,20 @@ def _tried(result: Result) -> list[str]:
 
 
 def _promises(result: Result) -> list[str]:
-    """What is not kept beyond right values, each with its first case; --strict makes it wrong."""
+    """What is not kept beyond right values, each with its first case; --strict makes it wrong.
+
+    Of a function that is wrong, the names alone: most are what the fault looks like in other runs.
+    """
+    if result.failed and result.broken:
+        return _wrapped(f"not kept either: {', '.join(result.broken)} (--json counts them)", "")
     said = {p.name: p.statement for p in registry.properties(registry.operator(result.subject.operator))}
     lines: list[str] = []
     for name, records in result.broken.items():
         statement = said.get(name, "T = 0 gives an empty output and the state that came in")
         first = records[0]
         lines += ["", *_wrapped(f"not kept: {name} ({statement}), {len(records)} times", "")]
-        lines += [*_wrapped(f"{first.case.describe()}: {first.message}", "   "), f"   {first.replay}"]
+        lines += _wrapped(f"{first.case.describe()}: {first.message}", "   ")
+        lines += [f"   {first.replay}"] if first.replay else []
     return lines + ["decide whether your callers rely on it; --strict counts it as wrong"] * bool(lines)
 
 

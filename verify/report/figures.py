@@ -53,10 +53,7 @@ def drift_figure(operator: str, rows: Sequence[Row], most: float) -> Markup:
         axes.set(xscale="log", yscale="log", xlabel="T", ylabel="roundoffs", ylim=(LEAST, most))
         axes.minorticks_off()  # with them a figure takes three times as long
         axes.grid(color=INK, alpha=0.15, linewidth=0.6)
-        drawing = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(drawing, format="svg", transparent=True, metadata=nothing)
-    return _inline(drawing.getvalue(), operator, describe(operator, rows))
+        return inline(figure, f"drift-{operator}", describe(operator, rows))
 
 
 def top(rows: Sequence[Row]) -> float:
@@ -76,11 +73,15 @@ def describe(operator: str, rows: Sequence[Row]) -> str:
     return f"{operator}: error in roundoffs at T = {longest:,}: {', '.join(ends)}"
 
 
-def _inline(svg: str, name: str, description: str) -> Markup:
-    """An SVG file as an element: ids of its own, the page's ink, a title."""
+def inline(figure: Figure, name: str, description: str) -> Markup:
+    """A drawing as an SVG element (under ``SETTINGS``): ids of its own, the page's ink, a title."""
+    drawing = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(drawing, format="svg", transparent=True, metadata=nothing)
+    svg = drawing.getvalue()
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{re.escape(name)}-", body).replace(INK, "currentColor")
-    title = f'<title id="drift-{escape(name)}">{escape(description)}</title>'
+    title = f'<title id="{escape(name)}">{escape(description)}</title>'
     head, _, rest = body.partition(">")
-    return Markup(f'{head} role="img" aria-labelledby="drift-{escape(name)}">{title}{rest}')
+    return Markup(f'{head} role="img" aria-labelledby="{escape(name)}">{title}{rest}')

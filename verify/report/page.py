@@ -14,10 +14,12 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
+from linattest.verify.claims.record import Claims
 from linattest.verify.drift import Drift
 from linattest.verify.records import Record
 from linattest.verify.report import summary as summaries
 from linattest.verify.report.figures import COLOURS, describe, drift_figure, top
+from linattest.verify.report.ledger import MEANINGS, ledger
 from linattest.verify.report.locations import location
 from linattest.verify.report.summary import Summary, badness, ratio_text, subject
 from linattest.verify.tolerance import ORACLE_MARGIN, THRESHOLD
@@ -53,30 +55,41 @@ class Cell:
 
 def page(
     summary: Summary, drift: Drift | None = None, selftest: Mapping[str, Any] | None = None,
-    diff: Mapping[str, Any] | None = None,
+    diff: Mapping[str, Any] | None = None, claims: Claims | None = None,
 ) -> str:  # fmt: skip
     """The whole page.
 
     Args:
         selftest, diff: what ``linattest selftest --json`` and ``diff --json`` print.
+        claims: what ``linattest claims --output`` wrote.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
     passing = sorted((r for r in summary.records if r.status == "pass"), key=badness, reverse=True)
-    tools: dict[str, Any] = {
-        "asset": lambda name: Markup((TEMPLATES / name).read_text(encoding="utf-8")),
-        "command": summaries.command, "location": location, "plural": summaries.plural, "ratio_text": ratio_text,
-        "title": summaries.title,
-    }  # fmt: skip
     content: dict[str, Any] = {
         "summary": summary, "matrix": matrix(summary), "heat": heat(summary), "bands": band_names(),
         "failures": summary.failed[:FAILURES], "close": passing[:CLOSE],
         "drift": drift, "charts": charts(drift) if drift else [], "colours": COLOURS,
         "selftest": selftest, "diff": diff, "facts": facts(summary), "threshold": THRESHOLD, "margin": ORACLE_MARGIN,
+        "ledger": ledger(claims) if claims else None,
     }  # fmt: skip
-    return environment.get_template("report.html.j2").render(tools | content)
+    return _render("report.html.j2", content)
+
+
+def ledger_page(claims: Claims) -> str:
+    """The page of the claims ledger alone."""
+    return _render("ledger.html.j2", {"ledger": ledger(claims)})
+
+
+def _render(template: str, content: dict[str, Any]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    tools: dict[str, Any] = {
+        "asset": lambda name: Markup((TEMPLATES / name).read_text(encoding="utf-8")),
+        "command": summaries.command, "location": location, "plural": summaries.plural, "ratio_text": ratio_text,
+        "title": summaries.title, "words": MEANINGS,
+    }  # fmt: skip
+    return environment.get_template(template).render(tools | content)
 
 
 class Cells(Generic[Group]):

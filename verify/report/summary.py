@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 from linattest.verify import registry
 from linattest.verify.environment import Environment, source_hash
+from linattest.verify.grids import grid
+from linattest.verify.inputs import Case
 from linattest.verify.records import LOST, SCHEMA, Record, read
 from linattest.verify.spec import DTYPES, Limitation
 
@@ -18,6 +20,9 @@ Key = TypeVar("Key")
 
 Subject = tuple[str, str]
 """(operator, variant)."""
+
+MOST_TURNS = 64
+"""A case's seed is that of its grid and the place in a list, which is shorter than this."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +178,32 @@ def title(record: Record) -> str:
 
 
 def command(record: Record) -> str:
-    """What to type: the saved case where there is one, else the grid that the case is from."""
+    """What to type: the saved case where there is one, else the grid it is from; a comment if none has it."""
     if record.replay.startswith("linattest "):
         return record.replay
     chosen = "" if record.variant == LOST else f" --variant {record.variant}"
-    return f"linattest verify {record.case.operator}{chosen} --dtype {record.case.dtype}"
+    which = f"linattest verify {record.case.operator}{chosen} --dtype {record.case.dtype}"
+    listed = grid_of(record.case)
+    return f"# in no grid of these sources: drawn by {which} --budget SECONDS" if listed is None else which + listed
+
+
+def grid_of(case: Case) -> str | None:
+    """The options of ``verify`` whose grid has a case, the smallest such grid: ``""``, ``" --quick --seed 3"``, ..."""
+    first = max(0, case.seed - MOST_TURNS)
+    for seed in dict.fromkeys((*((0,) if first == 0 else ()), *range(case.seed, first - 1, -1))):
+        for option in ("--quick", "", "--full"):
+            if case.key in _listed(case.operator, option, seed):
+                return "".join(f" {word}" for word in (option, f"--seed {seed}" if seed else "") if word)
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _listed(operator: str, option: str, seed: int) -> frozenset[str]:
+    try:
+        jobs = grid(registry.operator(operator), quick=option == "--quick", full=option == "--full", seed=seed)
+    except KeyError:  # records of other sources may know an operator more
+        return frozenset()
+    return frozenset(job.case.key for job in jobs)
 
 
 def plural(count: int, noun: str) -> str:

@@ -73,7 +73,7 @@ def ignored(e: Evidence) -> Diagnosis | None:
         if after.error or e.base.error or not after.off:
             continue
         if all(np.array_equal(after.got[x], e.base.got[x], equal_nan=True) for x in after.got):
-            gate = _domain(e, name) == "log_gate"
+            gate = e.domain(name) == "log_gate"
             return Diagnosis(
                 rule="ignored", fault=f"{name} is not applied" + (": the gate has no effect" if gate else ""),
                 evidence=f"other values of {name} leave every bit of the outputs, which should move by "
@@ -94,7 +94,7 @@ def gate(e: Evidence) -> Diagnosis | None:
         0.0: ("the gate is not applied", "multiply the state by exp(g) before the token is added"),
     }  # fmt: skip
     for name, x in batch.tensors.items():
-        if _domain(e, name) != "log_gate":
+        if e.domain(name) != "log_gate":
             continue
         for factor, (fault, advice) in units.items():
             if e.explains(e.base, e.exact(e.changed(batch, **{name: _times(x, factor)}))):
@@ -122,7 +122,7 @@ def _sides(e: Evidence) -> Iterator[tuple[str, str, np.ndarray]]:
     batch, look = e.base.batch, e.base
     if look.error or batch.case.structure.T < 3:
         return
-    gates = [name for name in batch.tensors if _domain(e, name) == "log_gate"]
+    gates = [name for name in batch.tensors if e.domain(name) == "log_gate"]
     reads = {name: x if name == "q" else torch.zeros_like(x) for name, x in batch.tensors.items()}
     writes, both = dict(batch.tensors), slice(1, None, 2)
     if not np.isfinite(look.got["o"]).all() or "q" not in reads:
@@ -252,10 +252,6 @@ def heads(e: Evidence) -> Diagnosis | None:
         evidence=f"with {s.H} key heads and {s.H * s.group} value heads, o equals the exact output for that mapping",
         suggestion="repeat each key head HV / H times in a row (repeat_interleave, not repeat)",
     )  # fmt: skip
-
-
-def _domain(e: Evidence, name: str) -> str:
-    return next(x.domain for x in e.operator.inputs_of(e.base.batch.options) if x.name == name)
 
 
 def _times(x: torch.Tensor, factor: float) -> torch.Tensor:

@@ -15,10 +15,44 @@ CUTS = (13, 37, 61)
 """Tokens from which the inputs change; no two leave the same remainder by any chunk length."""
 
 
+def shape(e: Evidence) -> Diagnosis | None:
+    """An output of another shape than is due."""
+    if e.base.error or e.base.got["o"].shape == e.base.exact["o"].shape:
+        return None
+    got, due = e.base.got["o"].shape, e.base.exact["o"].shape
+    swapped = len(got) == 4 and (got[0], got[2], got[1], got[3]) == due
+    how = ": heads come before tokens" if swapped else ""
+    return Diagnosis(
+        rule="shape", fault="the output has another shape than is due" + how,
+        evidence=f"o has shape {list(got)}, expected {list(due)} = [B, T, HV, V] for {e.base.batch.case.describe()}",
+        suggestion="transpose(1, 2) the output; if the inputs are [B, H, T, ..] too: --head-first"
+        if swapped else "return o as [B, T, HV, V]",
+    )  # fmt: skip
+
+
+def late(e: Evidence) -> Diagnosis | None:
+    """Each token has the answer of its neighbour."""
+    look = e.base
+    if look.error or "o" not in look.bad or look.got["o"].shape != look.exact["o"].shape:
+        return None
+    got, exact, slack = (x["o"] for x in (look.got, look.exact, look.slack))
+    for words, ours, other in (
+        ("late: token t has the answer of t - 1", slice(1, None), slice(None, -1)),
+        ("early: token t has the answer of t + 1", slice(None, -1), slice(1, None)),
+    ):
+        if (np.abs(got[:, ours] - exact[:, other]) <= slack[:, other]).all():
+            return Diagnosis(
+                rule="late", fault=f"the output comes one token {words}",
+                evidence=f"that holds for all {got.shape[1] - 1} tokens that have such a neighbour, within rounding",
+                suggestion="store row t of the output at t: an index, or a cat with a row of zeros, is off by one",
+            )  # fmt: skip
+    return None
+
+
 def future(e: Evidence) -> Diagnosis | None:
     """Outputs move when later tokens change."""
     batch, moved = e.base.batch, dict[int, int]()
-    if e.base.error:
+    if e.base.error or e.base.got["o"].shape != e.base.exact["o"].shape:
         return None
     other, size = e.sibling(batch), 0.0
     for cut in (c for c in CUTS if c < batch.case.structure.T):

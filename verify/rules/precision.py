@@ -78,10 +78,11 @@ def overflow(e: Evidence) -> Diagnosis | None:
         lost = {name: count for name, count in lost.items() if count}
         if lost:
             counted = ", ".join(f"{count} entries of {name}" for name, count in lost.items())
+            where = f" (tokens {look.tokens[0]} to {look.tokens[-1]})" if look.tokens else ""
             steeply = "" if words.startswith("ordinary") else " for steep gates"
             return Diagnosis(
                 rule="overflow", fault=f"{', '.join(lost)}: not finite{steeply}, where the exact value is",
-                evidence=f"{words}: {counted} are NaN or infinite",
+                evidence=f"{words}: {counted} are NaN or infinite{where}",
                 suggestion="exp of a positive difference of sums overflows: mask before exp, sum within a segment "
                 "only, and never -inf - -inf",
             )  # fmt: skip

@@ -12,6 +12,9 @@ from linattest.verify.evidence import Diagnosis, Evidence
 from linattest.verify.records import Record
 from linattest.verify.subjects import run
 
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Lengths that tell apart what T must be a multiple of: each power of two, and once and a half of it."""
+
 
 def raises(e: Evidence) -> Diagnosis | None:
     """It raised, or came back with something else than what is due."""
@@ -22,12 +25,36 @@ def raises(e: Evidence) -> Diagnosis | None:
     kind, count = kinds.most_common(1)[0]
     mine = [r for r in errors if re.sub(r"\d+", "#", r.message) == kind]
     fine = [r for r in e.records if r.status != "error"]
+    evidence = f"{count} of {len(e.records)} checks ended in {mine[0].message!r}" + (
+        f"; {len(errors) - count} in something else" if len(errors) > count else ""
+    )
+    smallest = f"the smallest such case: {min(mine, key=_size).case.describe()}"
+    if found := _multiple(e):
+        step, ran, raised = found
+        return Diagnosis(
+            rule="raises", fault=f"it raises unless T is a multiple of {step}",
+            evidence=f"{evidence}; it ran for T = {_listed(ran)} and raised for T = {_listed(raised)}",
+            suggestion=f"if it is meant to: --multiple-of {step}; else pad, and mask the last chunk. {smallest}",
+        )  # fmt: skip
     return Diagnosis(
         rule="raises", fault=f"it raises, or returns what is not due{_common(mine, fine)}",
-        evidence=f"{count} of {len(e.records)} checks ended in {mine[0].message!r}"
-        + (f"; {len(errors) - count} in something else" if len(errors) > count else ""),
-        suggestion=f"the smallest such case: {min(mine, key=_size).case.describe()}",
+        evidence=evidence, suggestion=smallest,
     )  # fmt: skip
+
+
+def _multiple(e: Evidence) -> tuple[int, list[int], list[int]] | None:
+    """The N > 1 of which T must be a multiple, the lengths that ran and those that raised; ``None`` if none fits."""
+    if e.subject.multiple > 1 or not any(r.status == "error" and r.case.structure.T for r in e.failed):
+        return None
+    errors = {T: bool(e.look(T=T).error) for T in STEPS}
+    ran, raised = [T for T in STEPS if not errors[T]], [T for T in STEPS if errors[T]]
+    step = min(ran, default=1)
+    fits = step > 1 and all(errors[T] == bool(T % step) for T in STEPS)
+    return (step, ran, raised) if fits else None
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _size(record: Record) -> int:
@@ -77,7 +104,8 @@ def unrepeatable(e: Evidence) -> Diagnosis | None:
     if any(look.error for look in looks):
         return None
     for name, first in looks[0].got.items():
-        most = max(float(np.max(np.abs(look.got[name] - first), initial=0.0)) for look in looks[1:])
+        with np.errstate(invalid="ignore"):  # infinity less itself
+            most = max(float(np.max(np.abs(look.got[name] - first), initial=0.0)) for look in looks[1:])
         if any(not np.array_equal(look.got[name], first, equal_nan=True) for look in looks[1:]):
             return Diagnosis(
                 rule="unrepeatable", fault="it is not deterministic: the same inputs give other bits",

@@ -1,5 +1,5 @@
 "use strict";
-// The page is whole without this: it adds a button that copies a command, and a filter of the worst cases.
+// The page is whole without this: it adds a button that copies a command, and filters of the long lists.
 for (const block of document.querySelectorAll("pre.command")) {
   const button = document.createElement("button");
   button.type = "button";
@@ -17,9 +17,8 @@ for (const block of document.querySelectorAll("pre.command")) {
   });
   block.append(button);
 }
-const filter = document.querySelector(".filter");
-if (filter) {
-  const cases = [...document.querySelectorAll("[data-case]")];
+for (const filter of document.querySelectorAll(".filter")) {
+  const cases = [...filter.closest("section").querySelectorAll("[data-case]")];
   const shown = filter.querySelector("output");
   filter.hidden = false;
   filter.querySelector("input").addEventListener("input", (event) => {

@@ -1,0 +1,1 @@
+"""Speed, memory and crossover: an asv suite asks for a package. Not part of linattest."""
