@@ -79,11 +79,11 @@ def store_matrix(ptr, rows, columns, value, ROWS: tl.constexpr, COLUMNS: tl.cons
 @triton.jit
 def operand(x, STAGE: tl.constexpr):
     """x as a tensor core takes it, rounded to nearest: the interpreter, which truncates to bfloat16, is told how."""
-    if INTERPRETED and STAGE == tl.bfloat16:
+    if INTERPRETED and STAGE.is_bf16():
         x = x.to(tl.float32)
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)  # NaN stays one
+        return tl.where(x != x, x, bits.to(tl.float32, bitcast=True))  # NaN stays one
     return x.to(STAGE)
 
 

@@ -104,7 +104,7 @@ OPERATOR = Operator(
             directions=("gradient",),
             most=1e7,
             rare=True,
-            why="PyTorch's flash backward leaves the rounding of tiny differences where the exact gradient is nearly 0: "
+            why="PyTorch's flash backward leaves the rounding of tiny differences where the exact one is nearly 0: "
             "in float16 a whole subnormal step, 6e-8, where 1e-9 is exact (1.2e6 unavoidable errors were seen)",
         ),
         Limitation(
