@@ -31,7 +31,7 @@ from linattest.kernels.channel_decays import across, gates, halves, ones, sums, 
 def narrow_sums(ones, x, STAGE: tl.constexpr):
     """Sums of x's rows as in `sums`; x is an operand like any other: bfloat16 where those are."""
     if tl.bfloat16 == STAGE:
-        return sums(ones, x.to(tl.bfloat16), STAGE)
+        return sums(ones, operand(x, STAGE), STAGE)
     return sums(ones, x, STAGE)
 
 
@@ -82,7 +82,7 @@ def gradients(
         t, s = i[:, None], i[None, :]
         live = t0 + i < end
         dQ, dK = tl.zeros([C, BLOCK], tl.float32), tl.zeros([C, BLOCK], tl.float32)
-        through = tl.zeros([BLOCK], tl.float32)
+        through, diagonal = tl.zeros([BLOCK], tl.float32), tl.zeros([C], tl.float32)
         for head in range(h * G, h * G + G):
             matrix = (tl.cast(chunk, tl.int64) * HV + head) * (K * V)
             for block in range(0, V, BV):
@@ -93,6 +93,7 @@ def gradients(
                 dS = load_matrix(ends + matrix, columns, channels, V, K)  # [BV, BLOCK]
                 dQ = dot_add(dQ, out, operand(S, STAGE), PRECISION)
                 dK = dot_add(dK, values, operand(dS, STAGE), PRECISION)
+                diagonal += tl.sum(out.to(tl.float32) * values.to(tl.float32), axis=1)
                 through += tl.sum(S.to(tl.float32) * dS.to(tl.float32), axis=0)
         queries = wide(at(q, q_strides, b, h, t0), q_strides, i, channels, live, K) * scale  # [C, BLOCK]
         keys = wide(at(k, k_strides, b, h, t0), k_strides, i, channels, live, K)  # [C, BLOCK]
@@ -104,7 +105,6 @@ def gradients(
         dG += (through * tl.exp(tl.sum(own.to(tl.float32), axis=0)))[None, :]
         rows, columns = (T * H * K, H * K, K, 1), (T * H * C, H * C, C, 1)
         met = at(met, columns, b, h, t0)
-        diagonal = tl.load(met + i * (columns[1] + 1), mask=live, other=0.0).to(tl.float32)  # [C]
         dQ += diagonal[:, None] * keys
         dK += diagonal[:, None] * queries
         m = C // 2

@@ -9,7 +9,8 @@ gates after a chunk's first token sum to more than -REACH in every channel, one 
 pairs: factors exp(-until_t) and exp(until_s), whose exponents are off by at most REACH units of 2**-24. Otherwise
 (`tree`) pairs meet in the tree of anchors of `impls.decay_scan.channel_decays`: in a block of 2 m tokens those of the
 right half with those of the left, through the middle, with two factors of at most 1; from m = C / 2 down, until blocks
-of m tokens may have one anchor each. Every exponent is the sum of its own segment's gates.
+of m tokens may have one anchor each. Every exponent is the sum of its own segment's gates; a token's pair with itself
+has none and meets no rounding of operands.
 
 Sums of gates are products with matrices of 0 and 1; each gate is split into bfloat16 pieces that add up to it. -inf is
 taken as -1e30: sums stay finite (0 times it is 0) and their exp is 0.
@@ -112,7 +113,7 @@ def prepare(
         q, k, g = at(q, q_strides, b, h, t0), at(k, k_strides, b, h, t0), at(g, g_strides, b, h, t0)
         reads, writes = at(reads, rows, b, h, t0), at(writes, rows, b, h, t0)
         totals += tl.cast(pid, tl.int64) * K
-        A, far = tl.zeros([C, C], tl.float32), 0.0
+        A, own_pair, far = tl.zeros([C, C], tl.float32), tl.zeros([C], tl.float32), 0.0
         for block in range(0, K, BLOCK):
             channels = block + tl.arange(0, BLOCK)
             own = gates(g, g_strides, i, channels, live, K)  # [C, BLOCK]
@@ -120,11 +121,14 @@ def prepare(
             queries = wide(q, q_strides, i, channels, live, K) * scale  # [C, BLOCK]
             put(reads, rows, i, channels, live, queries * tl.exp(sums(ones(t >= s), own, STAGE)), K)
             until = sums(ones(t < s), own, STAGE)  # [C, BLOCK]
-            write = operand(wide(k, k_strides, i, channels, live, K) * tl.exp(until), STAGE)
+            keys = wide(k, k_strides, i, channels, live, K)  # [C, BLOCK]
+            write = operand(keys * tl.exp(until), STAGE)
             put(writes, rows, i, channels, live, write, K)
             far = tl.maximum(far, tl.max(tl.abs(until)))
             A = dot_add(A, operand(queries * tl.exp(-until), STAGE), tl.trans(write), PRECISION)
-        put(at(scores, pairs, b, h, t0), pairs, i, i, live, tl.where(t >= s, A, 0.0), C)
+            own_pair += tl.sum(queries * keys, axis=1)
+        A = tl.where(t > s, A, tl.where(t == s, own_pair[:, None], 0.0))
+        put(at(scores, pairs, b, h, t0), pairs, i, i, live, A, C)
         tl.store(reached + pid, far)
 
 
@@ -173,7 +177,7 @@ def tree_scores(
             level = dot_add(level, x, tl.trans(x), PRECISION)
         A = tl.where(across(m, C) & halves(m, C)[:, None], level, A)
         far = tl.where(m > 1, far, 0.0)
-    near = tl.zeros([C, C], tl.float32)
+    near, own_pair = tl.zeros([C, C], tl.float32), tl.zeros([C], tl.float32)
     for block in range(0, K, BLOCK):
         channels = block + tl.arange(0, BLOCK)
         until = sums(ones((t < s) & ((t ^ s) < m)), gates(g, g_strides, i, channels, live, K), STAGE)  # [C, BLOCK]
@@ -182,4 +186,6 @@ def tree_scores(
         near = dot_add(
             near, operand(queries * tl.exp(-until), STAGE), tl.trans(operand(keys * tl.exp(until), STAGE)), PRECISION
         )
-    return tl.where((t >= s) & ((t ^ s) < m), near, A)
+        own_pair += tl.sum(queries * keys, axis=1)
+    A = tl.where((t > s) & ((t ^ s) < m), near, A)
+    return tl.where(t == s, own_pair[:, None], A)

@@ -41,9 +41,9 @@ TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
     "channel_outputs": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(32 * 128, 8, 1)}},
     "channel_pairs": {(9, 0): {2: Row(64 * 64, 4, 2), 4: Row(64 * 32, 8, 1)}},
     "channel_gradients": {(9, 0): {2: Row(64 * 32, 4, 2), 4: Row(64 * 16, 8, 1)}},
-    "delta_transitions": {(9, 0): {2: Row(64 * 128, 4, 3), 4: Row(64 * 128, 8, 1)}},
+    "delta_transitions": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(64 * 128, 8, 1)}},
     "delta_scan": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(64 * 128, 4, 2)}},
-    "delta_outputs": {(9, 0): {2: Row(64 * 128, 4, 3), 4: Row(64 * 128, 8, 1)}},
+    "delta_outputs": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(64 * 128, 8, 1)}},
 }
 """Kernel -> compute capability -> bytes of an element of q -> row."""
 

@@ -116,11 +116,22 @@ def _step_backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor | None, scale: float,
     do: Tensor | None, dfinal: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    edges = q.new_zeros(q.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32)
-    if initial_state is not None:
-        edges.copy_(initial_state)
-    edges = edges.mT.contiguous() if g.dim() == 4 else edges  # `channel` keeps states [V, K]
-    return _backward(q, k, v, g, initial_state, None, scale, edges, do, dfinal)
+    B, _, H, K = q.shape
+    HV, V = v.shape[2:]
+    do = torch.zeros_like(v) if do is None else do
+    widths = (K, K, V, K)
+    dq, dk, dv, dg = (q.new_empty(B, 1, HV, n, dtype=torch.float32) for n in widths)
+    dstate = q.new_empty(B, HV, K, V, dtype=torch.float32)
+    config = configs.choose("decay_step", q.device, q.dtype, K, V)
+    launch.run(
+        decode.decay_step_gradients, B * HV, q, k, v, g, None if initial_state is None else initial_state.contiguous(),
+        do, None if dfinal is None else dfinal.contiguous(), (dq, dk, dv, dg, dstate),
+        tuple(map(launch.strides, (q, k, v, g, do))), (HV, HV // H), scale, config=config, K=K, V=V, BK=launch.width(K),
+        BV=config.block, CHANNEL=g.dim() == 4, HAS_STATE=initial_state is not None, HAS_FINAL=dfinal is not None,
+    )  # fmt: skip
+    dgate = launch.over_groups(dg, H, g.dtype) if g.dim() == 4 else launch.rounded(dg.sum(3), g.dtype)
+    dq, dk = (launch.over_groups(x, H, q.dtype) for x in (dq, dk))
+    return dq, dk, launch.rounded(dv, v.dtype), dgate, dstate
 
 
 STEP = Operation("gla_step", _step, _step_backward, tensors=5, public=2)

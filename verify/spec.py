@@ -8,7 +8,7 @@ operator without pulling in an implementation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from linattest.verify.signature import Input, Option, State, When, check_shape, require
@@ -57,11 +57,6 @@ OPERANDS = (
     ),
 )
 """What a kernel computes and feeds to a tensor core again: scores, states, decayed values, residuals."""
-
-GRADIENT_OPERANDS = tuple(
-    replace(term, name=f"{term.name}, in gradients", function=f"{term.function}_of_gradients") for term in OPERANDS
-)
-"""The same for a step, whose forward has no products of matrices: its backward is that of a chunk of one token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +121,8 @@ def kernels(
 
     Args:
         names: "chunk", "step"; both if none are given.
-        staged: the budget's terms for the operands of the chunk form's matrix products. A step has those of gradients
-            alone, and carries its state from token to token.
+        staged: the budget's terms for the operands of the chunk form's matrix products. A step has none, forward or
+            backward, and carries its state from token to token.
     """
     found: list[Variant] = []
     for name in names or ("chunk", "step"):
@@ -138,7 +133,7 @@ def kernels(
             Variant(
                 name="triton-step" if step else "triton", function=f"linattest.kernels.{operator}:{name}",
                 kind="step" if step else "sequence", supports=supports, dtypes=dtypes,
-                staged=(*carried, *GRADIENT_OPERANDS) if step else staged, places=frozenset({"interpreter", "cuda"}),
+                staged=carried if step else staged, places=frozenset({"interpreter", "cuda"}),
             )
         )  # fmt: skip
     return tuple(found)

@@ -83,20 +83,6 @@ def tf32_operands(operator: Operator, batch: Batch, backward: bool) -> dict[str,
     return _operands(operator, batch, backward, TF32)
 
 
-def bfloat16_operands_of_gradients(operator: Operator, batch: Batch, backward: bool) -> dict[str, Term]:
-    """As ``bfloat16_operands``, of the backward pass alone."""
-    return _of_gradients(bfloat16_operands(operator, batch, backward)) if backward else {}
-
-
-def tf32_operands_of_gradients(operator: Operator, batch: Batch, backward: bool) -> dict[str, Term]:
-    """As ``tf32_operands``, of the backward pass alone."""
-    return _of_gradients(tf32_operands(operator, batch, backward)) if backward else {}
-
-
-def _of_gradients(found: dict[str, Term]) -> dict[str, Term]:
-    return {name: term for name, term in found.items() if name.startswith("d ")}
-
-
 def _operands(operator: Operator, batch: Batch, backward: bool, form: Format) -> dict[str, Term]:
     """Measured on our own chunk form, which computes in float64 whatever its inputs: its products are those that any
     chunk form has, though not in a kernel's order. Each sample rounds every operand at random (operands.py).

@@ -17,7 +17,7 @@ from linattest.verify.examine import _property, examine, planned
 from linattest.verify.grids import Job, device_grid
 from linattest.verify.inputs import LAYOUTS, Case, Structure, build, lay_out
 from linattest.verify.properties.memory import CANARIES
-from linattest.verify.spec import CARRIED_STATE, FEATURES, GRADIENT_OPERANDS, OPERANDS, Operator, Variant, kernels
+from linattest.verify.spec import CARRIED_STATE, FEATURES, OPERANDS, Operator, Variant, kernels
 from linattest.verify.subjects import provide
 
 REGISTERED = registry.operator("linear")
@@ -109,7 +109,7 @@ def test_kernels_are_declared_with_their_places_dtypes_and_terms():
     assert (chunk.name, chunk.function) == ("triton", "linattest.kernels.gla:chunk")
     assert (step.name, step.kind, step.function) == ("triton-step", "step", "linattest.kernels.gla:step")
     assert chunk.kernel and chunk.staged == OPERANDS and "float64" not in chunk.dtypes
-    assert step.staged == (CARRIED_STATE, *GRADIENT_OPERANDS) and step.supports == FEATURES
+    assert step.staged == (CARRIED_STATE,) and step.supports == FEATURES
     assert [v.name for v in kernels("gla", "step")] == ["triton-step"]
     with pytest.raises(ValueError, match="expected 'chunk' or 'step'"):
         kernels("gla", "recurrent")

@@ -69,7 +69,9 @@ def test_interruption_does_not_wait_for_what_runs(monkeypatch: pytest.MonkeyPatc
 
 
 def test_second_interruption_acts_at_once():
-    before = signal.getsignal(signal.SIGINT)
+    # A shell without job control starts what runs in the background with SIGINT ignored.
+    before = signal.default_int_handler
+    outside = signal.signal(signal.SIGINT, before)
     with interruptions() as asked:
         assert not asked()
         signal.raise_signal(signal.SIGINT)
@@ -77,6 +79,7 @@ def test_second_interruption_acts_at_once():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+    signal.signal(signal.SIGINT, outside)
 
 
 # --- the command line, killed -----------------------------------------------------------------------------------

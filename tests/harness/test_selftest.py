@@ -7,14 +7,16 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from linattest.verify import devices
 from linattest.verify.cli import app
 from linattest.verify.commands import selftest as command
 from linattest.verify.faults import judge
 from linattest.verify.faults.bank import Fault, bank, chosen
 from linattest.verify.faults.judge import Evidence, Judgement
-from linattest.verify.faults.selftest import Control, Selftest, Trial, _note, run_selftest
+from linattest.verify.faults.selftest import Control, Selftest, Trial, _note, _Pool, run_selftest
 from linattest.verify.report.selftest import to_json
 
 CAUGHT = ["linear-triangle-strict", "linear-key-sum-gradient-cut", "linear-final-state-early"]
@@ -157,3 +159,10 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, found: Selftest):
 def test_list_prints_every_entry(monkeypatch: pytest.MonkeyPatch):
     done = CliRunner().invoke(app, ["selftest", "--list", "--only", "softmax"], env={"COLUMNS": "200"})
     assert done.exit_code == 0 and all(entry.id in done.output for entry in chosen(bank(), file="softmax"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are not interpreted")
+def test_kernels_are_interpreted_by_what_is_loaded_ahead(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(devices.SWITCH)
+    _Pool(workers=1, limit=1.0)
+    assert devices.interpreting(), "Triton, loaded without, would refuse every test of the suite"

@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from linattest.verify import devices
 from linattest.verify.faults.aim import operators_of
 from linattest.verify.faults.bank import BankError, Fault
 from linattest.verify.faults.judge import Evidence, Judgement, Task, serve
@@ -189,6 +190,8 @@ class _Pool:
         self.workers, self.limit = workers, limit
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
+        if devices.missing("cuda"):  # before the preloading imports Triton: tests of kernels are among what may catch
+            devices.interpret()
         self.stopped = threading.Event()
 
     def each(self, work: Callable[[X], Y], items: list[X]) -> Iterator[Y]:

@@ -1,0 +1,121 @@
+"""CCQ in Triton: any memory, read with a query from which the common directions of its keys have been taken.
+
+    q~_t = q_t - lam_t Sigma_t q_t,       o_t = read(S_t, q~_t)         (definition: `linattest.impls.ccq`)
+
+Two operations one after the other: `covariance_contract`, then the backbone's own kernels with q~ for q. So S_t is bit
+for bit the backbone's, and so is o_t where lam_t = 0. q~ is handed over in q's dtype: one rounding beyond those of
+the two.
+
+Source: [CCQ], section 2.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from linattest.impls import arguments
+from linattest.kernels import covariance_contract
+from linattest.kernels.covariance_contract import CovState
+
+BACKBONES = ("linear", "gla", "delta_net", "gated_delta_net", "vla")
+"""Each is a module of this package, with `chunk` and `step`, as soon as it is there."""
+
+NOT_GIVEN = ("q", "k", "v", "initial_state", "output_final_state", "cu_seqlens", "validate")
+"""What a backbone's functions take and CCQ passes on itself."""
+
+
+class CCQState(NamedTuple):
+    """The covariance's state (H heads) and the backbone's own."""
+
+    cov: CovState
+    backbone: Any
+
+
+def chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    *,
+    backbone: str,
+    cov_g: Tensor | None = None,
+    weight: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: CCQState | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    validate: bool = False,
+    **backbone_args: Any,
+) -> tuple[Tensor, CCQState | None]:
+    """Chunk-parallel form on a GPU: arguments, results and errors as `linattest.impls.ccq.recurrent`.
+
+    q, k [B, T, H, K], v [B, T, HV, V], lam, cov_g, weight [B, T, H]; what the backbone takes beyond q, k, v goes by
+    name. `initial_state` is CCQState(CovState, the backbone's state). Returns o [B, T, HV, V] in v's dtype and the
+    final state (None unless `output_final_state`).
+
+    Raises NotImplementedError for a backbone without kernels, and for `normalizer`: its denominator reads with q.
+    `validate` as in `covariance_contract.chunk`.
+    """
+    module = _module(backbone, backbone_args)
+    cov, memory = _parts(initial_state)
+    options = {"cu_seqlens": cu_seqlens, "output_final_state": output_final_state, "validate": validate}
+    clean, cov = covariance_contract.chunk(q, k, lam, cov_g=cov_g, weight=weight, initial_state=cov, **options)
+    o, memory = module.chunk(clean, k, v, **backbone_args, scale=scale, initial_state=memory, **options)
+    return o, CCQState(cov, memory) if cov is not None else None
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    *,
+    backbone: str,
+    cov_g: Tensor | None = None,
+    weight: Tensor | None = None,
+    initial_state: CCQState | None = None,
+    scale: float | None = None,
+    validate: bool = False,
+    **backbone_args: Any,
+) -> tuple[Tensor, CCQState]:
+    """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `chunk`."""
+    module = _module(backbone, backbone_args)
+    cov, memory = _parts(initial_state)
+    clean, cov = covariance_contract.step(q, k, lam, cov_g=cov_g, weight=weight, initial_state=cov, validate=validate)
+    o, memory = module.step(clean, k, v, **backbone_args, scale=scale, initial_state=memory, validate=validate)
+    return o, CCQState(cov, memory)
+
+
+def _module(backbone: str, given: dict[str, Any]) -> Any:
+    """The backbone's kernels; TypeError for an argument that they do not take or that is missing."""
+    arguments.check_choice("backbone", backbone, BACKBONES)
+    name = f"linattest.kernels.{backbone}"
+    if importlib.util.find_spec(name) is None:
+        raise NotImplementedError(f"backbone is {backbone!r}, which has no kernels yet: use linattest.impls.ccq")
+    module = importlib.import_module(name)
+    takes = inspect.signature(module.chunk).parameters
+    names = [x for x in takes if x not in NOT_GIVEN and x != "scale"]
+    for x in given:
+        if x not in names:
+            expected = f"it takes {', '.join(names)}" if names else "it takes nothing more"
+            raise TypeError(f"{x} is not an argument of ccq with backbone {backbone!r}: {expected}")
+    for x in names:
+        if x not in given and takes[x].default is inspect.Parameter.empty:
+            raise TypeError(f"{x} is missing: ccq with backbone {backbone!r} needs it")
+    if given.get("normalizer", "normalizer" in takes and takes["normalizer"].default):
+        raise NotImplementedError(
+            "normalizer is True: its denominator reads with q itself, which no kernel does yet: use linattest.impls.ccq"
+        )
+    return module
+
+
+def _parts(state: Any) -> tuple[Any, Any]:
+    if state is None:
+        return None, None
+    arguments.check_state_tuple("initial_state", state, CCQState)
+    return state
