@@ -1,4 +1,4 @@
-"""Launching the decay scan with a gate per key channel: five kernels forward, eight backward (`gla` is its public face).
+"""Launching the decay scan with a gate per key channel: five kernels forward, eight backward (`gla` is its face).
 
 Kept for the backward: the states at the segments' starts. Scratch, in the type in which operands are staged: reads,
 writes [B, T, H, K] and A [B, T, H, C]; backward also the states of both directions at each chunk.

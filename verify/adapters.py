@@ -107,7 +107,8 @@ class Adapter:
         unknown = sorted((set(self.subject.rename) | set(self.subject.fixed)) - set(self.parameters))
         if unknown and not self._kind(self.parameters, inspect.Parameter.VAR_KEYWORD):
             raise SubjectError(
-                f"{self.subject.name} has no argument {', '.join(unknown)}; it has ({', '.join(self.parameters)})"
+                f"{self.subject.name} has no argument {', '.join(unknown)}, named before the = of --map or --set; "
+                f"it has ({', '.join(self.parameters)})"
             )
         optional = {option.name for option in self.operator.options if option.passed} | {*STATE, "cu_seqlens"}
         known = {x.name for x in self.operator.inputs} | optional

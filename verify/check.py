@@ -4,7 +4,7 @@ from linattest.verify.executors import InProcess
 from linattest.verify.check import check
 
 result = check(my_function, "gla", rename={"gk": "g"})
-assert result.passed, result
+assert result.passed, str(result)
 """
 
 from __future__ import annotations
