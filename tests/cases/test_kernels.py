@@ -78,7 +78,7 @@ def test_every_tile_gives_the_right_outputs_and_gradients(block: int, channel: b
     monkeypatch.setattr(configs, "choose", lambda kernel, *rest: Config(block, 4, 2))
     found, wanted = [], []
     for function, answers in ((gla.chunk, found), (impl.chunk, wanted)):
-        o, _ = function(*xs, g)
+        o, _ = function(xs[0], xs[1], xs[2], g)
         answers += [o.detach(), *torch.autograd.grad(o.square().sum(), (*xs, g))]
     for x, y in zip(found, wanted, strict=True):
         assert float((x - y).double().norm()) <= 2.0**-20 * float(y.double().norm())  # sixteen roundings of float32
@@ -88,13 +88,14 @@ def test_every_tile_gives_the_right_outputs_and_gradients(block: int, channel: b
 def _product(a, b, out, N: tl.constexpr):
     i = tl.arange(0, N)
     where = i[:, None] * N + i[None, :]
-    tl.store(out + where, blocks.dot(tl.load(a + where), tl.load(b + where), "tf32"))
+    product = blocks.dot(tl.load(a + where), tl.load(b + where), "tf32")  # type: ignore[arg-type]
+    tl.store(out + where, product)
 
 
 @triton.jit
 def _rounded(x, out, N: tl.constexpr):
     i = tl.arange(0, N)
-    tl.store(out + i, blocks.operand(tl.load(x + i), tl.bfloat16).to(tl.float32))
+    tl.store(out + i, blocks.operand(tl.load(x + i), tl.bfloat16).to(tl.float32))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -102,7 +103,7 @@ def test_a_product_of_small_integers_is_exact_in_either_mode(dtype: torch.dtype)
     torch.manual_seed(0)
     a, b = (torch.randint(-2, 3, (16, 16)).to(DEVICE, dtype) for _ in range(2))
     out = torch.full((16, 16), torch.nan, device=DEVICE)
-    _product[(1,)](a, b, out, N=16)
+    _product[(1,)](a, b, out, N=16)  # type: ignore[arg-type]
     assert torch.equal(out.double(), a.double() @ b.double())
 
 
@@ -111,7 +112,7 @@ def test_an_operand_is_rounded_to_nearest_even_in_either_mode():
     ties = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 0.0, torch.inf, -torch.inf, torch.nan, 1e-40])
     x = torch.cat([ties, torch.randn(1016)]).to(DEVICE)
     out = torch.empty_like(x)
-    _rounded[(1,)](x, out, N=1024)
+    _rounded[(1,)](x, out, N=1024)  # type: ignore[arg-type]
     assert torch.equal(out.nan_to_num(7.0), x.bfloat16().float().nan_to_num(7.0))
 
 
@@ -120,4 +121,4 @@ def test_tensors_of_a_cpu_are_refused_without_the_interpreter(monkeypatch: pytes
     xs: list[Any] = [torch.randn(1, 2, 1, 3) for _ in range(3)]
     monkeypatch.setattr(launch, "INTERPRETED", False)
     with pytest.raises(RuntimeError, match="kernels run on a GPU, or in Triton's interpreter if TRITON_INTERPRET=1"):
-        gla.chunk(*xs, -torch.rand(1, 2, 1))
+        gla.chunk(xs[0], xs[1], xs[2], -torch.rand(1, 2, 1))
