@@ -69,7 +69,7 @@ def state_norm_table(T: int = 1000, seeds: int = 8) -> Verdict:
     shorter = [table_norm("delta_net", T // 4, seed) for seed in range(seeds)]
     bounded = [a / b for a, b in zip(found["delta_net"], shorter, strict=True)]
     return supported(
-        *(_among(f"{what}: the public log's figure is one that a further seed could give", found[what], said[what])
+        *(_among(f"{what}: a further seed could give the public log's figure", found[what], said[what])
           for what in ("ratio", "linear", "vla")),
         counted("seeds in which VLA's is less than 15", True, below=sum(x < 15 for x in found["vla"]), seeds=seeds),
         measured("DeltaNet, |S_1000| over |S_250|: bounded", bounded, at_most=2),
@@ -87,6 +87,7 @@ def _among(text: str, samples: list[float], said: float) -> Evidence:
     n = len(samples)
     mean, low, high = interval(samples)
     half = (high - low) / 2 * math.sqrt(n + 1)
+    text = f"{text}, {said:g}: it gives {mean - half:.4g} to {mean + half:.4g} with the same confidence"
     evidence = measured(text, samples, said=said, prediction=[mean - half, mean + half])
     return msgspec.structs.replace(evidence, stands=abs(said - mean) <= half)
 
