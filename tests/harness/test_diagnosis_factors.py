@@ -31,10 +31,10 @@ FAULTS = {
 """By function: the rule that names its fault, words of the first diagnosis."""
 
 
-def diagnosed(name: str, dtype: str = "float32") -> list[Diagnosis]:
+def diagnosed(name: str, dtype: str = "float32", T: int = 40) -> list[Diagnosis]:
     subject = Subject(function=f"{FILE}:{name}", operator="gated_delta_net", dtypes=(dtype,))
     subject, _, _ = prepare(subject)
-    case = Case(operator="gated_delta_net", structure=Structure(T=40, K=8, V=8, H=2), dtype=dtype, seed=3)
+    case = Case(operator="gated_delta_net", structure=Structure(T=T, K=8, V=8, H=2), dtype=dtype, seed=3)
     return diagnose(subject, examine(Job(case, False, subject), (subject.variant,)))
 
 
@@ -58,3 +58,13 @@ def test_no_factor_is_given_where_none_fits():
 def test_no_multiple_is_proposed_where_none_fits():
     (found,) = diagnosed("short_only")
     assert found.rule == "raises" and "multiple" not in f"{found.fault} {found.suggestion}"
+
+
+def test_a_factor_of_long_sequences_alone_is_not_said_of_every_output():
+    found, *_ = diagnosed("long_scale", T=70)
+    assert found.rule == "scale" and "wrong scale of long sequences alone" in found.fault
+    assert "all outputs for T = 64 are right" in found.evidence and "--set" not in found.suggestion
+
+
+def test_what_is_nan_everywhere_is_not_called_an_input_without_effect():
+    assert "ignored" not in {found.rule for found in diagnosed("no_number")}

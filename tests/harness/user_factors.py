@@ -93,3 +93,14 @@ def chatty(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     """Right, but it prints."""
     print("hello from the kernel")
     return gated_delta(q, k, v, g, beta)
+
+
+def long_scale(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """Half as much again, of more than 64 tokens alone."""
+    o = gated_delta(q, k, v, g, beta)
+    return o * 1.5 if q.shape[1] > 64 else o
+
+
+def no_number(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """NaN, whatever comes in."""
+    return gated_delta(q, k, v, g, beta) * torch.nan

@@ -57,16 +57,24 @@ def scale(e: Evidence) -> Diagnosis | None:
     more = f", {in_words(second, 25)} for K = 25" if second is not None else ""
     states = [name for name in e.base.got if name.startswith("state.")]
     right = "; the final state is right" if states and not set(states) & set(e.base.bad) else ""
+    fault = "wrong scale: every output is off by one and the same factor"
+    if fine := [T for T, look in e.lengths.items() if T and not look.off and not look.error]:
+        T = e.base.batch.case.structure.T
+        fault = f"wrong scale of long sequences alone: every output for T = {T} is off by one and the same factor"
+        right += f"; all outputs for T = {max(fine)} are right"
+        advice = f"what changes between T = {max(fine)} and {T}"
     return Diagnosis(
-        rule="scale", fault="wrong scale: every output is off by one and the same factor",
+        rule="scale", fault=fault,
         evidence=f"o is {words} times the exact output for K = 16{more}{right}",
-        suggestion=advice + "; if it is a convention of yours, fix it with --set scale=...",
+        suggestion=advice + ("" if fine else "; if it is a convention of yours, fix it with --set scale=..."),
     )  # fmt: skip
 
 
 def ignored(e: Evidence) -> Diagnosis | None:
     """An input without effect."""
     batch = e.base.batch
+    if not e.base.error and not np.isfinite(e.base.got["o"]).any():
+        return None  # what is NaN everywhere does not show what it is made of
     for name, other in e.sibling(batch).tensors.items():
         changed = e.changed(batch, **{name: other})
         after = e.look(changed)

@@ -125,10 +125,11 @@ def boundary(e: Evidence) -> Diagnosis | None:
         return None
     T = max(firsts)
     return Diagnosis(
-        rule="boundary", fault=f"what the first chunk of {edge} hands over is wrong (lost, or decayed wrongly)",
+        rule="boundary",
+        fault=f"right before token {edge}, wrong from there on: often what the first chunk of {edge} hands over",
         evidence=f"right for every token before {edge}; wrong from token {edge} on for each of the {len(firsts)} "
         f"longer lengths tried, by {e.lengths[T].relative():.2g} of the largest at T = {T}",
-        suggestion="look at the state between chunks: its decay by the whole chunk, and the read of it by the next",
+        suggestion="the state between chunks: its decay by the whole chunk, and the read of it by the next",
     )  # fmt: skip
 
 
