@@ -72,7 +72,10 @@ def at_length(run: Run, workload: Workload, T: int, *, thorough: bool) -> None:
     shape = replace(run.shape, T=T)
     function = resolve(workload.function(run.room, "chunk"))
     inputs = workload.inputs(shape, 0)
-    ours: Function = lambda x: call(function, workload, x)[0]  # noqa: E731
+
+    def ours(x: Tensors) -> Tensor:
+        return call(function, workload, x)[0]
+
     directions: list[Direction] = [d for d in ("forward", "forward+backward") if d in run.stages]
     first = run.attempt(workload, "first call", T, lambda: _first_calls(run, ours, inputs, directions))
     if first is None:

@@ -1,8 +1,8 @@
-"""Chosen tile sizes, found offline and kept here: no kernel is tuned at run time.
+"""Tile sizes, kept here: no kernel is tuned at run time. So far they are what compiles with few spills; none is timed.
 
 A row says how many elements of a state a program keeps (its value block is what fits beside the key width), its warps
 and the stages of its pipelined loop; it is looked up by kernel, bytes of an input element and GPU. A GPU without rows
-of its own gets the fallback. Figures: benchmarks/results.
+of its own gets the fallback.
 """
 
 from __future__ import annotations

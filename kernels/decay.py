@@ -26,6 +26,7 @@ class Scan(NamedTuple):
         return cls(sizes, launch.layout(cu_seqlens, sizes, configs.segment_length(sizes.T), q.device), q.dtype)
 
     def constants(self, config: Config) -> dict[str, Any]:
+        """Constants of every kernel that walks segments."""
         _, _, _, _, K, V = self.sizes
         return {
             "K": K, "V": V, "BK": launch.width(K), "BV": config.block, "C": CHUNK, "LENGTH": self.cut.length,
@@ -80,6 +81,10 @@ class Scan(NamedTuple):
 def forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """o [B, T, HV, V] in v's dtype, the final state [N, HV, K, V] and the segments' states, which `backward` takes.
+
+    q, k [B, T, H, K], v [B, T, HV, V], g [B, T, HV], `initial_state` [N, HV, K, V] float32 or None: checked before.
+    """
     scan = Scan.of(q, v, cu_seqlens)
     edges, final = scan.edges(k, v, g, initial_state, 1.0, reversed_=False)
     o = launch.output(v, v.shape, zero=scan.cut.packed)
@@ -95,6 +100,11 @@ def backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, scale: float,
     edges: Tensor, do: Tensor | None, dfinal: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, g (in their dtypes) and the initial state, from those of o and the final state.
+
+    The first seven arguments are the forward's, `edges` what it kept, do [B, T, HV, V] in v's dtype, dfinal
+    [N, HV, K, V] float32; None is zero.
+    """
     scan = Scan.of(q, v, cu_seqlens)
     B, T, H, HV, K, V = scan.sizes
     do = torch.zeros_like(v) if do is None else do

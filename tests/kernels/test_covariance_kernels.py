@@ -13,8 +13,8 @@ from linattest.impls import covariance_contract as wide
 from linattest.kernels import ccq, covariance_contract, gla, launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BUDGET = {torch.float32: 2.0**-18, torch.bfloat16: 2e-2, torch.float16: 1e-3}
-"""Relative error, norm by norm: some roundings of the operands' type (the interpreter's bfloat16 ones truncate)."""
+BUDGET = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+"""Relative error, norm by norm: sixteen roundings of float32, two of a bfloat16 or tf32 operand."""
 
 
 def _draw(B: int, T: int, H: int, K: int, *, N: int = 0, far: float = 0.0, **given: Any) -> dict[str, Any]:
@@ -124,7 +124,8 @@ def test_gradients_are_those_of_impls(name: str) -> None:
             results, upstream = [results[0], *results[-3:]], [upstream[0], *upstream[-3:]]
         found.append(torch.autograd.grad(results, flat, upstream, allow_unused=True, materialize_grads=True))
     for n, (x, y) in enumerate(zip(*found, strict=True)):
-        assert _error(x, y) < 10 * BUDGET[torch.float32] or y.norm() < 1e-12, n
+        bound = 10 * BUDGET[torch.float32]
+        assert _error(x, y) < bound or float(y.norm()) < 1e-12 and float(x.norm()) < bound, n
 
 
 def test_a_memory_read_with_it_is_untouched_and_lam_of_0_changes_nothing() -> None:

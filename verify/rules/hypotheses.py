@@ -58,8 +58,8 @@ def scale(e: Evidence) -> Diagnosis | None:
     states = [name for name in e.base.got if name.startswith("state.")]
     right = "; the final state is right" if states and not set(states) & set(e.base.bad) else ""
     fault = "wrong scale: every output is off by one and the same factor"
-    if fine := [T for T, look in e.lengths.items() if T and not look.off and not look.error]:
-        T = e.base.batch.case.structure.T
+    T = e.base.batch.case.structure.T
+    if fine := [n for n, look in e.lengths.items() if n < T and not look.off]:
         fault = f"wrong scale of long sequences alone: every output for T = {T} is off by one and the same factor"
         right += f"; all outputs for T = {max(fine)} are right"
         advice = f"what changes between T = {max(fine)} and {T}"
