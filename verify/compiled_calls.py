@@ -8,14 +8,11 @@ alone, in processes of their own: a process in which Triton interprets cannot co
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,24 +82,15 @@ class Plan:
 
 
 def calls(quick: bool = False) -> list[Call]:
-    """The representative calls of every operator that has a kernel file; ``quick``: bfloat16, 128 by 128, alone."""
-    found: list[Call] = []
-    for operator in registry.OPERATORS:
-        module = f"linattest.kernels.{operator.name}"
-        for name in (name for name in ("chunk", "step") if _defines(module, name)):
-            for options in operator.grid:
-                structures = _structures(decode=name == "step", quick=quick)
-                found += [Call(operator.name, f"{module}:{name}", d, s, options) for d, s in structures]
-    return found
-
-
-def _defines(module: str, name: str) -> bool:
-    """Whether a module has a function, read from its source: to import kernels is for the processes that compile."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return False
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body)
+    """The representative calls of every kernel variant in a record; ``quick``: bfloat16, 128 by 128, alone."""
+    return [
+        Call(operator.name, variant.function, dtype, structure, options)
+        for operator in registry.OPERATORS
+        for variant in operator.variants
+        if variant.kernel
+        for options in operator.grid
+        for dtype, structure in _structures(decode=variant.kind == "step", quick=quick)
+    ]
 
 
 def _structures(*, decode: bool, quick: bool) -> list[tuple[str, Structure]]:
