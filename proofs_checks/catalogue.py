@@ -99,6 +99,19 @@ def _prove(module: Module, index: int) -> Proof:
     return prove(statements(module)[index])
 
 
+def broken() -> list[str]:
+    """The modules that are gone or cannot be imported, though their tool is installed."""
+    found: list[str] = []
+    for module in MODULES:
+        try:
+            statements(module)
+        except ImportError:
+            continue
+        except BrokenError:
+            found.append(module.name)
+    return found
+
+
 def known_ids() -> Iterable[str]:
     """The ids of every statement whose tool is installed."""
     for module in MODULES:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -118,10 +119,42 @@ def test_a_theorem_made_false_is_not_proved(file: str, name: str, true: str, fal
 
 
 @needs_coq
-def test_a_missing_library_is_skipped(tmp_path: Path):
+def test_a_missing_library_is_skipped_and_one_that_nobody_needs_is_a_wrong_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     text = "From mathcomp Require Import no_such_library.\n" + GOOD
-    answer = compiler.proved("planted.holds", _room(tmp_path, planted=text))
+    room = _room(tmp_path, planted=text)
+    assert compiler.proved("planted.holds", room).status == "unknown"
+    monkeypatch.setattr(compiler, "NEEDED", {"no_such_library"})
+    answer = compiler.proved("planted.holds", room)
     assert answer.status == "skipped" and compiler.INSTALL in answer.evidence["skipped"]
+
+
+@needs_coq
+@pytest.mark.parametrize(
+    "less",
+    [
+        "Theorem most_levels : True.\nProof. exact I. ",
+        "Theorem most_levels : forall t s T, s < s -> level t s <= T.\nProof. lia. ",
+    ],
+    ids=["says nothing", "is of nothing"],
+)
+def test_a_theorem_that_says_less_under_its_name_is_not_proved(less: str, tmp_path: Path):
+    text, pins = (ROOM / "fenwick.v").read_text(), (ROOM / compiler.PINS).read_text()
+    begin, end = (text.index(x, text.index("Theorem most_levels ")) for x in ("Theorem most_levels ", "Qed."))
+    for name, changed, status in (("as it is", text, "proved"), ("less", text[:begin] + less + text[end:], "unknown")):
+        room = _room(tmp_path / name, fenwick=changed)
+        (room / compiler.PINS).write_text(pins)
+        assert compiler.proved("fenwick.most_levels", room).status == status
+        (room / compiler.PINS).unlink()
+        assert compiler.proved("fenwick.most_levels", room).status == "proved", "Coq itself has nothing against it"
+
+
+@needs_coq
+def test_every_theorem_and_twin_is_pinned():
+    pinned = tomllib.loads((ROOM / compiler.PINS).read_text())["types"]
+    named = {f"{file}.{name}" for file in FILES for name in compiler.THEOREM.findall((ROOM / f"{file}.v").read_text())}
+    assert named == set(pinned)
 
 
 @needs_coq

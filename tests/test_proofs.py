@@ -101,6 +101,7 @@ def test_a_module_that_is_gone_fails_whatever_was_asked(monkeypatch: pytest.Monk
     found = {proof["id"]: proof for proof in json.loads(result.stdout)["proofs"]}
     assert result.exit_code == 1 and found["vla.jacobian.exceeds-one"]["status"] == "proved"
     assert found["smt.gone"]["status"] == "unknown" and "No module named" in found["smt.gone"]["evidence"]["error"]
+    assert run("vla.was-in-it", "--workers", "1").exit_code == 1, "an id that it may have had is no mistake of the user"
 
 
 # --- the tools' own answers --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -19,12 +20,16 @@ from linattest.proofs_checks.proof import Answer, Status
 
 ROOM = Path(__file__).parent
 LIBRARY = "Linattest"
+PINS = "types.toml"
 INSTALL = "apt-get install coq libcoq-mathcomp-algebra libcoq-mathcomp-algebra-tactics"
 SECONDS = 300
 CLOSED = "Closed under the global context"
 COMMENT = re.compile(r"\(\*.*?\*\)", re.DOTALL)
 IMPORTS = re.compile(rf"From {LIBRARY} Require Import ([\w ]+)\.")
 THEOREM = re.compile(r"^Theorem (\w+)", re.MULTILINE)
+ABSENT = re.compile(r"logical path\s+(\w+)\s+with\s+prefix\s+mathcomp")
+NEEDED = {"all_ssreflect", "all_algebra", "ring"}
+"""Libraries of mathcomp that the files import: to lack another one is a wrong file, not a missing installation."""
 NEGATION = re.compile(r"(forall R : \w+, )?~ ")
 UNPROVED = re.compile(
     r"\b(?:Admitted|admit|give_up|Axioms?|Parameters?|Conjectures?|bypass_check"
@@ -62,6 +67,8 @@ def _answer(theorem: str, room: Path, status: Status, twin_of: str = "") -> Answ
         if name not in found:
             raise CoqError(f"no Theorem {name} in {file}.v, which has {sorted(found)}")
         evidence |= {"type": found[name], "assumptions": found["assumptions"]}
+        if room == ROOM or (room / PINS).exists():
+            _as_pinned(theorem, found[name], room / PINS)
         if found["assumptions"] != CLOSED:
             raise CoqError(f"the theorems of {file}.v rest on more than Coq's logic")
         if status == "refuted" and not NEGATION.match(found[name]):
@@ -73,6 +80,23 @@ def _answer(theorem: str, room: Path, status: Status, twin_of: str = "") -> Answ
     except CoqError as error:
         return Answer(status="unknown", evidence=evidence | {"error": str(error)}, tool=f"coqc {version()}")
     return Answer(status=status, evidence=evidence, tool=f"coqc {version()}")
+
+
+def _as_pinned(theorem: str, says: str, pins: Path) -> None:
+    """Raise ``CoqError`` unless a theorem of ours says what it said when its statement was written down in words.
+
+    Without this a theorem of the same name that says less, or nothing, would pass. Another Coq prints other text, which
+    is not compared.
+    """
+    try:
+        table = tomllib.loads(pins.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise CoqError(f"{pins.name}: {error}") from error
+    if table["coqc"] != version():
+        return
+    pinned = table["types"].get(theorem)
+    if says != pinned:
+        raise CoqError(f"{theorem} says {says!r}, but {pins.name} has {pinned!r}")
 
 
 def _is_another(twin: str, theorem: str, room: Path) -> None:
@@ -117,7 +141,7 @@ def _compile(file: str, text: str, folder: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise CoqError(f"{file}.v: coqc took more than {SECONDS} s") from error
     if done.returncode:
-        if "with prefix mathcomp" in done.stderr:
+        if set(ABSENT.findall(done.stderr)) & NEEDED:
             raise Missing("Coq's library mathcomp is not installed")
         raise CoqError(done.stderr.strip() or f"coqc exited with {done.returncode}")
     whole = printed.with_suffix(".part")

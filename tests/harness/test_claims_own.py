@@ -71,3 +71,12 @@ def test_decorator_refuses_a_word_that_is_no_verdict():
     wrong: Any = "certain"
     with pytest.raises(ValueError, match="certain"):
         claim("mine.a", statement="S.", expected=wrong)
+
+
+def test_two_claims_of_one_function_name_are_refused(tmp_path: Path):
+    path = tmp_path / "own_claims_twice.py"
+    one = OWN.replace("{most}", "1")
+    path.write_text(one + one.replace("mine.small", "mine.other"))
+    with pytest.raises(LedgerError, match="are both functions named 'small'"):
+        ledger.read([path])
+    assert run("--ledger", str(path)).exit_code == 2

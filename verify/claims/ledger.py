@@ -145,13 +145,16 @@ def claim(id: str, *, statement: str, expected: Word, where: str = "", scope: st
     """Make a function that returns a ``Verdict`` a claim: its row is the function's attribute ``claim``.
 
     ``linattest claims --ledger FILE.py`` computes every such function of a file. Raises ``ValueError`` for a word
-    that is no verdict or an empty id or statement.
+    that is no verdict, an empty id or statement, or a second claim of the same function name in a file.
     """
     if expected not in WORDS:
         raise ValueError(f"expected={expected!r}, expected one of {WORDS}")
 
     def decorate(function: Check) -> Check:
         check = f"{function.__module__}:{function.__name__}"
+        before = getattr(function.__globals__.get(function.__name__), "claim", None)
+        if isinstance(before, Row):  # the check is found by its name, which the second would take
+            raise ValueError(f"claims {before.id!r} and {id!r} are both functions named {function.__name__!r}")
         row = Row(id=id, statement=statement, expected=expected, where=where, scope=scope, check=check, home=".")
         function.claim = row  # type: ignore[attr-defined]
         return function

@@ -151,7 +151,8 @@ def jacobian_norm() -> Verdict:
         by=[
             *proofs(
                 "vla.jacobian.exceeds-one", "vla.jacobian.bound", "vla.jacobian.attained", "vla.jacobian.cosine",
-                "vla.jacobian.radius", "vla.energy.width-2", "vla.sigma.golden",
+                "vla.jacobian.radius", "vla.energy.width-2", "vla.sigma.golden", "vla.kantorovich.bound",
+                "vla.kantorovich.attained",
             ),
             *in_coq("vla.energy", "vla.energy.contraction", "vla.energy.attained", "vla.energy.cosine"),
         ],
