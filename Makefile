@@ -82,7 +82,7 @@ report: .venv/.ready .cache/report/drift.json .cache/report/claims.json
 	$(BIN)/linattest drift --output $@ || [ $$? -eq 1 ]
 
 # Verdicts that differ, or say less without Coq, are on the page, whose exit code says it.
-.cache/report/claims.json: $(wildcard impls/*.py verify/operators/*.py verify/claims/* verify/data/witnesses/* proofs_checks/*/*) | .venv/.ready
+.cache/report/claims.json: $(wildcard impls/*.py verify/operators/*.py verify/claims/* verify/data/witnesses/* proofs_checks/* proofs_checks/*/* verify/*.py verify/search/*.py verify/properties/*.py) | .venv/.ready
 	@mkdir -p .cache/report && rm -f $@
 	$(BIN)/linattest claims --output $@ || [ -s $@ ]
 

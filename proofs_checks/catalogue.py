@@ -69,8 +69,9 @@ def absent(module: Module, why: Exception) -> Proof:
 def run(
     wanted: Callable[[str, Method], bool], workers: int, progress: Callable[[Proof], None] = lambda _: None
 ) -> list[Proof]:
-    """Check every wanted statement (by id and method), a process each worker; in the order of the catalogue.
+    """Check every wanted statement (by id and method), in this process or in ``workers`` others.
 
+    The proofs are in the order of the catalogue.
     A module that cannot be imported is among them whatever is wanted: nobody knows which statements it had.
     """
     proofs: dict[str, Proof] = {}
@@ -85,13 +86,20 @@ def run(
         for i, statement in enumerate(found):
             if wanted(statement.id, statement.method):
                 tasks.append((module, i, statement.id))
+
+    def keep(proof: Proof) -> None:
+        proofs[proof.id] = proof
+        progress(proof)
+
     order = {identity: n for n, identity in enumerate([*proofs, *(identity for *_, identity in tasks)])}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        for future in as_completed([pool.submit(_prove, module, i) for module, i, _ in tasks]):
-            proof = future.result()
-            proofs[proof.id] = proof
-            progress(proof)
+    if workers == 1:
+        for module, i, _ in tasks:
+            keep(_prove(module, i))
+    else:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            for future in as_completed([pool.submit(_prove, module, i) for module, i, _ in tasks]):
+                keep(future.result())
     return sorted(proofs.values(), key=lambda proof: order[proof.id])
 
 

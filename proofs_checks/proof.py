@@ -3,27 +3,37 @@
 A statement is checked by a function that answers ``proved``, ``refuted``, ``unknown`` or ``skipped``. Beside it stands
 its falsified twin: a wrong variant of the same statement, given to the same tool, that the tool must refute. A tool
 that proves everything is so found out: a statement whose twin stands is ``unknown``.
+
+Both are one question, ``ask``, with other arguments: ``right`` and ``wrong``. The tool's answer says what it was asked,
+and ``pins.toml`` has what it was asked when the words beside it were read last: another question is ``changed``, which
+is no pass, however well it is proved.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-Status = Literal["proved", "refuted", "unknown", "skipped"]
+from linattest.proofs_checks import pins
+
+Status = Literal["proved", "refuted", "unknown", "skipped", "changed"]
 Method = Literal["smt", "symbolic", "enclosure", "exhaustive", "coq"]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tool says of one statement; ``evidence`` is a witness, an enclosure, a count: whatever a reader checks."""
+    """What a tool says of one statement, and what it was asked, in full (or, if that is long, with its hash).
+
+    ``evidence`` is a witness, an enclosure, a count: whatever a reader checks.
+    """
 
     status: Status
     evidence: dict[str, str] = {}
     tool: str = ""
+    asked: str = ""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +49,16 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     tool: str
     evidence: dict[str, str] = {}
+    asked: str = ""
+    twin_asked: str = ""
+
+    @property
+    def pin(self) -> pins.Pin:
+        """What is to be pinned."""
+        return pins.Pin(
+            statement=self.statement, assumptions=self.assumptions, asked=self.asked, twin=self.twin,
+            twin_asked=self.twin_asked,
+        )  # fmt: skip
 
     @property
     def stands(self) -> bool:
@@ -46,40 +66,61 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == "proved" and self.twin_status == "refuted"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Statement:
-    """A statement to be checked, and its falsified twin (in words, and for the same tool)."""
+    """A statement to be checked, ``ask(*right)``, and its falsified twin, ``ask(*wrong)``, both in words too.
+
+    Raises ``ValueError`` for words that are missing, and for a twin with the statement's own arguments.
+    """
 
     id: str
     statement: str
     assumptions: str
     method: Method
-    check: Callable[[], Answer]
+    ask: Callable[..., Answer]
+    right: tuple[Any, ...]
     twin: str
-    twin_check: Callable[[], Answer]
+    wrong: tuple[Any, ...]
 
     def __post_init__(self) -> None:
         for field in ("id", "statement", "assumptions", "twin"):
             if not getattr(self, field):
                 raise ValueError(f"Statement {self.id!r}: {field} is empty")
+        if repr(self.right) == repr(self.wrong):
+            raise ValueError(f"Statement {self.id!r}: right and wrong are both {self.right!r}")
 
 
-def prove(statement: Statement) -> Proof:
-    """Check a statement and its twin. A tool's exception is an unknown, with the exception as evidence."""
+def prove(statement: Statement, pinned: Mapping[str, pins.Pin] | None = None) -> Proof:
+    """Check a statement and its twin against what is pinned (by default: by ``pins.toml``).
+
+    A tool's exception is an unknown, with the exception as evidence. Coq's theorems have pins of their own.
+    """
     start = time.perf_counter()
-    answer, twin = _ask(statement.check), _ask(statement.twin_check)
+    answer, twin = _ask(statement, statement.right), _ask(statement, statement.wrong)
     status, evidence = answer.status, answer.evidence
     if status == "proved" and twin.status != "refuted":
         status, evidence = "unknown", evidence | {"twin": f"{twin.status}, expected refuted: the check cannot fail"}
-    return Proof(
+    proof = Proof(
         id=statement.id, statement=statement.statement, assumptions=statement.assumptions, method=statement.method,
         status=status, twin=statement.twin, twin_status=twin.status, seconds=round(time.perf_counter() - start, 3),
-        tool=answer.tool, evidence=evidence,
+        tool=answer.tool, evidence=evidence, asked=answer.asked, twin_asked=twin.asked,
     )  # fmt: skip
+    if statement.method == "coq" or not answer.asked:
+        return proof
+    why = pins.difference(statement.id, proof.pin, pins.read() if pinned is None else pinned)
+    changed: Status = "changed" if status == "proved" else status
+    return msgspec.structs.replace(proof, status=changed, evidence=evidence | {"changed": why}) if why else proof
 
 
-def _ask(check: Callable[[], Answer]) -> Answer:
+def _ask(statement: Statement, given: tuple[Any, ...]) -> Answer:
     try:
-        return check()
+        answer = statement.ask(*given)
+        if statement.method == "coq" or answer.status not in ("proved", "refuted"):
+            return answer
+        if not answer.asked:
+            raise ValueError("the answer does not say what was asked, so no pin can be compared with it")
+        if statement.method != "smt":  # what z3 was asked is all there is to it; other questions are made by code
+            answer = msgspec.structs.replace(answer, asked=f"{answer.asked}\nby {pins.code(statement.ask)}")
     except Exception as error:
         return Answer(status="unknown", evidence={"error": f"{type(error).__name__}: {error}"})
+    return answer

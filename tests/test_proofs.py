@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sympy as sp
 import z3
@@ -16,14 +18,18 @@ from typer.testing import CliRunner
 
 from linattest.proofs_checks import catalogue
 from linattest.proofs_checks.enclosures import balls
-from linattest.proofs_checks.proof import Answer, Statement, prove
+from linattest.proofs_checks.pins import Pin
+from linattest.proofs_checks.proof import Answer, Proof, Statement, prove
 from linattest.proofs_checks.smt import solver
 from linattest.proofs_checks.symbolic import algebra
 from linattest.verify import cli
 from linattest.verify.commands.prove import status_of
 
 ROOM = Path(__file__).parents[1] / "proofs_checks"
-MACHINERY = {"proof", "catalogue", "smt.solver", "symbolic.algebra", "enclosures.balls", "coq.compiler"}
+MACHINERY = {
+    "proof", "pins", "catalogue", "smt.solver", "symbolic.algebra", "enclosures.balls", "enclosures.formulas",
+    "coq.compiler",
+}  # fmt: skip
 EVERY = [statement for module in catalogue.MODULES for statement in catalogue.statements(module)]
 FAST = {
     "vla.jacobian.exceeds-one", "vla.kantorovich.attained", "lam.fenwick.levels", "gates.segment-sum",
@@ -55,34 +61,37 @@ def test_every_module_is_in_the_catalogue_and_every_id_is_its_own():
     assert len({statement.id for statement in EVERY}) == len(EVERY) >= 25
 
 
-def _statement(answer: Answer, twin: Answer) -> Statement:
+def _proof(answer: Answer, twin: Answer) -> Proof:
+    """A planted statement's, pinned as it is."""
+    pinned = {"planted": Pin(statement="s", assumptions="a", asked="it", twin="t", twin_asked="not it")}
+    return prove(_statement(lambda x: x, answer, twin), pinned)
+
+
+def _statement(ask: Callable[[Answer], Answer], answer: Answer, twin: Answer) -> Statement:
+    right, wrong = (msgspec.structs.replace(x, asked=text) for x, text in ((answer, "it"), (twin, "not it")))
     return Statement(
-        id="planted", statement="s", assumptions="a", method="smt", check=lambda: answer, twin="t",
-        twin_check=lambda: twin,
-    )  # fmt: skip
+        id="planted", statement="s", assumptions="a", method="smt", ask=ask, right=(right,), twin="t", wrong=(wrong,)
+    )
 
 
 def test_a_check_that_cannot_fail_is_unknown():
     yes = Answer(status="proved", tool="a tool that says yes")
-    proof = prove(_statement(yes, yes))
+    proof = _proof(yes, yes)
     assert proof.status == "unknown" and "cannot fail" in proof.evidence["twin"]
     assert status_of([proof]) == 1
 
 
 @pytest.mark.parametrize(("status", "code"), [("refuted", 1), ("unknown", 1), ("skipped", 3), ("proved", 0)])
 def test_only_what_is_proved_passes(status: Any, code: int):
-    assert status_of([prove(_statement(Answer(status=status), Answer(status="refuted")))]) == code
+    assert status_of([_proof(Answer(status=status), Answer(status="refuted"))]) == code
     assert status_of([]) == 3
 
 
 def test_a_tool_that_raises_is_unknown():
-    def broken() -> Answer:
+    def broken(_: Answer) -> Answer:
         raise RuntimeError("no licence")
 
-    fallen = Answer(status="refuted")
-    statement = Statement(
-        id="planted", statement="s", assumptions="a", method="smt", check=broken, twin="t", twin_check=lambda: fallen
-    )
+    statement = _statement(broken, Answer(status="proved"), Answer(status="refuted"))
     assert prove(statement).status == "unknown" and "no licence" in prove(statement).evidence["error"]
 
 
@@ -118,16 +127,16 @@ def test_z3_is_not_believed_from_assumptions_that_contradict_themselves():
 
 def test_sympy_refutes_with_numbers():
     x = sp.Symbol("x", real=True)
-    assert algebra.vanishes((x + 1) ** 2 - x**2 - 2 * x - 1).status == "proved"
-    refuted = algebra.vanishes(sp.sin(x) ** 2 + sp.cos(x) ** 2 - 1, x - 1)
+    assert algebra.equal(((x + 1) ** 2, x**2 + 2 * x + 1)).status == "proved"
+    refuted = algebra.equal((sp.sin(x) ** 2 + sp.cos(x) ** 2, sp.Integer(1)), (x, sp.Integer(1)))
     assert refuted.status == "refuted" and "x" in refuted.evidence
 
 
 def test_boxes_that_do_not_decide_are_unknown():
-    assert balls.nonnegative(lambda x: x * x + 1, "-1", "1").status == "proved"
-    assert balls.nonnegative(lambda x: x, "-1", "1").status == "refuted"
-    assert balls.nonnegative(lambda x: (x - x) / 3, "-1", "1").status == "unknown"  # 0, which no ball shows
-    assert balls.encloses(lambda: balls.flint.arb("1 +/- 1"), "0.5", "3").status == "unknown"
+    assert balls.nonnegative("x*x + 1", "x", "-1", "1").status == "proved"
+    assert balls.nonnegative("x", "x", "-1", "1").status == "refuted"
+    assert balls.nonnegative("(x - x) / 3", "x", "-1", "1").status == "unknown"  # 0, which no ball shows
+    assert balls.lies(lambda: balls.flint.arb("1 +/- 1"), "it", "0.5", "3").status == "unknown"
 
 
 # --- the command -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from linattest.proofs_checks.enclosures import witnesses
-from linattest.proofs_checks.enclosures.witnesses import DIGITS, GAP, STATEMENTS, WIDE, kept, named, replay
+from linattest.proofs_checks.enclosures.witnesses import DIGITS, NORMS, STATEMENTS, WIDE, kept, named, replay
 from linattest.proofs_checks.proof import prove
 from linattest.verify.search.witness import Kept, save
 
@@ -38,16 +38,16 @@ def plant(folder: Path, monkeypatch: pytest.MonkeyPatch, changed: Kept) -> None:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_fifty_digits_are_named(objective: str):
-    low, high = named(objective)
-    whole = Decimal(kept(objective).witness.exact or "")
-    assert len(Decimal(low).as_tuple().digits) == DIGITS and Decimal(low) <= whole < Decimal(high)
+    whole = kept(objective).witness.exact or ""
+    assert len(Decimal(named(objective)).as_tuple().digits) == DIGITS and whole.startswith(named(objective))
     assert prove(BY_ID[f"vla.witness.{objective}"]).stands
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_digit_that_is_wrong_is_refuted(objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = kept(objective)
-    wrong = WIDE.next_plus(Decimal(named(objective)[1]))
+    digits = Decimal(named(objective))
+    wrong = WIDE.add(digits, Decimal((0, (1,), digits.adjusted() - DIGITS + 1)))
     plant(tmp_path, monkeypatch, Kept(msgspec.structs.replace(found.witness, exact=str(wrong)), found.tensors))
     assert prove(BY_ID[f"vla.witness.{objective}"]).status != "proved"
     assert prove(BY_ID[f"vla.witness.{objective}.in-bounds"]).stands  # which reads no digits
@@ -73,15 +73,33 @@ def test_without_its_file_nothing_is_proved(tmp_path: Path, monkeypatch: pytest.
     assert {prove(statement).status for statement in STATEMENTS} == {"unknown"}
 
 
-@pytest.mark.parametrize("objective", ["jacobian", "product"])
-def test_sylvester_s_bound_is_no_looser_than_the_norm(objective: str):
+@pytest.mark.parametrize("objective", NORMS)
+def test_the_norm_itself_has_fifty_digits_that_its_lower_bound_shares_to_29(objective: str):
+    proof = prove(BY_ID[f"vla.witness.{objective}.norm"])
+    assert proof.stands and NORMS[objective] in proof.statement and len(NORMS[objective]) == DIGITS + 1
+    low, norm = named(objective), NORMS[objective]
+    shared = next(n for n in range(DIGITS) if low[n] != norm[n]) - 1  # one place is the point
+    assert shared >= 29 and Decimal(low) < Decimal(norm)
+
+
+@pytest.mark.parametrize("objective", NORMS)
+def test_minors_tell_the_norm_from_what_is_next_to_it(objective: str):
     found, before = replay(objective, witnesses.as_kept, 0.1), flint.ctx.prec
     flint.ctx.prec = witnesses.BITS
     try:
-        low = Decimal(named(objective)[0])
-        assert found.below(str(WIDE.add(low, GAP))) and not found.below(str(WIDE.subtract(low, GAP)))
+        norm = found.spectral()
+        little = flint.arb("1e-80")
+        assert found.below(norm + little) and not found.below(norm - little)
+        assert found.above(norm - little) and not found.above(norm + little)
     finally:
         flint.ctx.prec = before
+
+
+def test_a_largest_singular_value_that_is_another_is_not_vouched_for(monkeypatch: pytest.MonkeyPatch):
+    found = replay("jacobian", witnesses.as_kept, 0.1)
+    monkeypatch.setattr(witnesses.Replay, "above", lambda *_: False)
+    with pytest.raises(ArithmeticError, match="do not vouch"):
+        found.spectral()
 
 
 @pytest.mark.parametrize("made", [witnesses.as_kept, witnesses.within_bounds])

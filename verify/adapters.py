@@ -12,6 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from linattest.verify.returns import NotDue, described, hold_output, hold_state, parts
 from linattest.verify.spec import Operator
 from linattest.verify.subject import Subject, SubjectError
 
@@ -141,12 +142,14 @@ class Adapter:
         )
 
     def __call__(self, *tensors: torch.Tensor, **given: Any) -> tuple[torch.Tensor, Any]:
-        """Run it. Raises ``TypeError`` that says what came back instead of ``o`` or ``(o, state)``."""
+        """Run it. Raises ``NotDue`` that says what came back instead of ``o`` or ``(o, state)``."""
         required = [x.name for x in self.operator.inputs if x.when is None]
         usual = {x.name: x.default for x in self.operator.options if x.name not in self.subject.only}
         idle = [name for name in usual if name in given and not self.takes(name) and given[name] != usual[name]]
         if idle:  # to ignore it would give the answer to another question
             raise TypeError(f"{self.subject.name} has no argument {', '.join(idle)}")
+        if given.get("cu_seqlens") is None and self.packs_alone:
+            return self._folded(tensors, given)
         ours: dict[str, Any] = {name: self._tensor(x) for name, x in zip(required, tensors, strict=True)}
         for name, value in given.items():
             tensor = isinstance(value, torch.Tensor) and any(x.name == name for x in self.operator.inputs)
@@ -162,7 +165,7 @@ class Adapter:
             returned = self.function(*arguments, **keywords)
         except SystemExit as error:  # it would end the campaign, with its own exit code
             raise RuntimeError(f"{self.subject.name} ended the process: sys.exit({error.code!r})") from error
-        return self._returned(returned, tensors[0].dtype, given)
+        return self._returned(returned, tensors, given)
 
     def _arguments(self, ours: dict[str, Any], required: list[str], width: int) -> tuple[list[Any], dict[str, Any]]:
         if self.parameters is None:
@@ -200,23 +203,46 @@ class Adapter:
         parts = [self._state(part) for part in state]
         return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
-    def _returned(self, result: Any, dtype: torch.dtype, given: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
-        o, *rest = result if isinstance(result, tuple | list) and result else (result,)
-        if not isinstance(o, torch.Tensor):
-            raise TypeError(f"{self.subject.name} returned {_described(result)}, expected o or (o, final state)")
-        if o.dtype != dtype and not self.subject.any_dtype:
-            raise TypeError(
-                f"{self.subject.name} returned o in {o.dtype} for inputs in {dtype}, expected {dtype} "
-                "(--any-dtype accepts it)"
-            )
+    def _returned(
+        self, result: Any, tensors: tuple[torch.Tensor, ...], given: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, Any]:
+        o, rest = parts(self.subject, self.operator, result)
+        sizes = self._sizes(tensors, given)
+        hold_output(self.subject, self.operator, o, sizes, tensors[0].dtype)
         state = None
         if given.get("output_final_state") or self.subject.kind == "step":
             state = rest[0] if len(rest) == 1 else tuple(rest) or None
             if state is None and self.operator.states:
-                raise TypeError(f"{self.subject.name} returned {_described(result)}, expected (o, final state)")
+                raise NotDue(f"{self.subject.name} returned {described(result)}, expected (o, final state)")
+            hold_state(self.subject, self.operator, state, sizes)
             state = _cpu(self._back(state))
         o = o.transpose(1, 2) if self.subject.layout == "head-first" else o
-        return o.to("cpu", dtype), state
+        return o.to("cpu", tensors[0].dtype), state
+
+    def _sizes(self, tensors: tuple[torch.Tensor, ...], given: Mapping[str, Any]) -> dict[str, int]:
+        """The sizes behind the letters of the operator's shapes; N counts sequences."""
+        sizes: dict[str, int] = {}
+        for x, tensor in zip((x for x in self.operator.inputs if x.when is None), tensors, strict=True):
+            sizes |= zip(x.shape.split(), tensor.shape, strict=True)
+        offsets = given.get("cu_seqlens")
+        return sizes | {"N": sizes["B"] if offsets is None else len(offsets) - 1}
+
+    def _folded(self, tensors: tuple[torch.Tensor, ...], given: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
+        """A call of a function that takes packed sequences alone: each row of the batch is a sequence of the pack."""
+        B, T = tensors[0].shape[:2]
+        inputs = {x.name for x in self.operator.inputs}
+        named = {name: x.flatten(0, 1)[None] if name in inputs else x for name, x in given.items()}
+        named["cu_seqlens"] = torch.arange(B + 1, dtype=torch.int32) * T
+        o, state = self(*(x.flatten(0, 1)[None] for x in tensors), **named)
+        return o[0].unflatten(0, (B, T)), state
+
+    @property
+    def packs_alone(self) -> bool:
+        """Whether its argument for ``cu_seqlens`` has no default: it is given one where nothing is packed, too."""
+        return any(
+            self._source(theirs)[0] == "cu_seqlens" and p.default is p.empty and p.kind in NAMED
+            for theirs, p in (self.parameters or {}).items() if theirs not in self.subject.fixed
+        )  # fmt: skip
 
     def _back(self, state: Any) -> Any:
         if isinstance(state, torch.Tensor):
@@ -228,11 +254,3 @@ def _cpu(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.cpu()
     return None if state is None else tuple(_cpu(part) for part in state)
-
-
-def _described(x: Any) -> str:
-    if isinstance(x, torch.Tensor):
-        return f"a tensor {list(x.shape)}"
-    if isinstance(x, tuple | list):
-        return f"({', '.join(_described(part) for part in x)})"
-    return "None" if x is None else f"a {type(x).__name__}"

@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from linattest.verify import registry
-from linattest.verify.check import jobs_of, prepare, promise_of
+from linattest.verify.check import jobs_of, promise_of
 from linattest.verify.diagnosis import diagnose
 from linattest.verify.examine import examine, planned
 from linattest.verify.given import operator_of
 from linattest.verify.grids import Job
+from linattest.verify.preparation import prepare
 from linattest.verify.records import Record
 from linattest.verify.subject import Subject, hand_over
 

@@ -22,7 +22,9 @@ from linattest.verify.rules.hypotheses import (
     state_transposed,
     triangle,
 )
-from linattest.verify.rules.localisation import boundary, future, late, packed, shape, tail
+from linattest.verify.rules.layouts import layout, shape
+from linattest.verify.rules.localisation import boundary, future, late, packed, tail
+from linattest.verify.rules.parts import one_channel, one_head
 from linattest.verify.rules.precision import dtype_only, gradient, overflow, rounding_of
 from linattest.verify.rules.symptoms import inputs_modified, no_graph, promise, raises, unrepeatable, where
 from linattest.verify.subject import Subject
@@ -30,8 +32,9 @@ from linattest.verify.subject import Subject
 Rule = Callable[[Evidence], Diagnosis | None]
 
 SPECIFIC: tuple[Rule, ...] = (
-    inputs_modified, unrepeatable, shape, late, future, tail, boundary, state_ignored, state_transposed, state_narrow,
-    heads, packed, scale, ignored, sign, gate, triangle, factor, overflow, no_graph, gradient, rounding_of, raises,
+    layout, inputs_modified, unrepeatable, shape, late, future, tail, boundary, state_ignored, state_transposed,
+    state_narrow, heads, packed, scale, ignored, sign, gate, triangle, one_head, one_channel, factor, overflow,
+    no_graph, gradient, rounding_of, raises,
 )  # fmt: skip
 """Rules that name a fault."""
 
@@ -39,6 +42,8 @@ GENERAL: tuple[Rule, ...] = (dtype_only, where, promise)
 """Rules that say where something is wrong."""
 
 IMPLIED = {
+    "layout": {*SPECIFIC, *GENERAL}, "one-head": {one_channel, factor, gradient, rounding_of},
+    "one-channel": {factor, gradient, rounding_of},
     "unrepeatable": {future, packed, ignored, gradient}, "ignored": {gate, factor},
     "shape": {raises}, "late": {future, rounding_of, factor},
     "scale": {factor}, "sign": {overflow, gradient}, "gate": {factor}, "triangle": {factor}, "factor": {rounding_of},
@@ -49,8 +54,8 @@ IMPLIED = {
 """What a fault looks like besides: rules that are not asked once it is found."""
 
 FORWARD = {
-    late, tail, boundary, state_ignored, state_transposed, state_narrow, heads, scale, ignored, sign, gate, triangle,
-    factor, rounding_of,
+    layout, late, tail, boundary, state_ignored, state_transposed, state_narrow, heads, scale, ignored, sign, gate,
+    triangle, one_head, one_channel, factor, rounding_of,
 }  # fmt: skip
 """Rules of wrong outputs: not asked where every output is right."""
 

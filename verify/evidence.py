@@ -20,6 +20,7 @@ from linattest.verify.grids import groups
 from linattest.verify.inputs import Batch, Case, Structure, build
 from linattest.verify.measure import rounding
 from linattest.verify.records import Record
+from linattest.verify.returns import ShapeError
 from linattest.verify.spec import Operator, Variant
 from linattest.verify.subject import Subject
 from linattest.verify.subjects import run
@@ -43,13 +44,17 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Look:
-    """One run: what came, what is right, and which elements are wrong; ``error`` is what was raised instead."""
+    """One run: what came, what is right, and which elements are wrong; ``error`` is what was raised instead.
+
+    ``shape`` is the error of an output of another shape than is due.
+    """
 
     batch: Batch
     got: Arrays = field(default_factory=dict[str, Array])
     exact: Arrays = field(default_factory=dict[str, Array])
     slack: Arrays = field(default_factory=dict[str, Array])
     error: str = ""
+    shape: ShapeError | None = None
 
     def differs(self, name: str, other: Array) -> NDArray[np.bool_]:
         """Where an output is not ``other`` (the whole of it, for another shape)."""
@@ -145,7 +150,8 @@ class Evidence:
         try:
             got = run(self.operator, self.variant, batch.copy(), backward=backward).values
         except Exception as error:
-            return Look(batch, error=f"{type(error).__name__}: {error}")
+            shape = error if isinstance(error, ShapeError) else None
+            return Look(batch, error=f"{type(error).__name__}: {error}", shape=shape)
         exact = self.exact(batch, backward=backward)
         reference = self.operator.variant(self.operator.reference)
         ours = arrays(run(self.operator, reference, batch.copy(), backward=backward).values)

@@ -41,6 +41,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ``ratio`` is the worst error ratio over ``ratios`` (by output, gradient or finding), ``None`` when it
     is infinite or the run raised. ``oracle_radius`` is the oracle's proved radius as a fraction of the
     budget, at most 2**-20. ``truth``: the oracle, or certified float64 forms in its place (examination.py).
+    ``source`` is "path:line" of a user's function, from the folder where it was judged; empty for linattest's own.
     """
 
     schema: int = SCHEMA
@@ -59,6 +60,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     crosschecked: bool = False
     seconds: float = 0.0
     environment: Environment | None = None
+    source: str = ""
 
     @property
     def certified(self) -> bool:
@@ -79,7 +81,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 def canonical(records: Iterable[Record]) -> list[dict[str, Any]]:
     """What was found, in a fixed order and without what differs from run to run: times, environments, places."""
     found = sorted(records, key=lambda record: record.key)
-    passing = ("seconds", "environment", "replay")
+    passing = ("seconds", "environment", "replay", "source")
     return [{k: v for k, v in msgspec.to_builtins(record).items() if k not in passing} for record in found]
 
 
@@ -200,7 +202,7 @@ def read(path: Path) -> Iterator[Record]:
     """The records of a JSON-lines file; a last line cut short by an interruption is passed over.
 
     Raises:
-        ValueError: a complete line that is no record of this schema.
+        ValueError: a complete line that is no record of this schema; says what to do about it.
     """
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -211,7 +213,10 @@ def read(path: Path) -> Iterator[Record]:
         except msgspec.DecodeError as error:
             if number == len(lines):
                 return
-            raise ValueError(f"{path}, line {number}: {error}") from error
+            raise ValueError(
+                f"{path}, line {number}: no record ({error}): delete that line, and "
+                "`linattest verify --records FILE --resume` measures again what it held"
+            ) from error
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,8 +5,10 @@ The description travels to worker processes and into replay bundles; the functio
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -110,6 +112,27 @@ def load(path: str) -> Callable[..., Any]:
     if not callable(found):
         raise SubjectError(f"{path} has type {type(found).__name__}, expected a function")
     return found
+
+
+def source(path: str) -> str:
+    """Where a function is written: "file:line", the file from the present folder if it is below it; empty if unknown.
+
+    What ``functools.wraps`` or ``partial`` wraps is what is meant. Raises as ``load``.
+    """
+    found: Any = load(path)
+    while isinstance(found, functools.partial):
+        found = found.func
+    found = inspect.unwrap(found)
+    try:
+        file, line = inspect.getsourcefile(found), inspect.getsourcelines(found)[1]
+    except (TypeError, OSError):  # an object with __call__: its class may be known
+        try:
+            file, line = inspect.getsourcefile(type(found)), inspect.getsourcelines(type(found))[1]
+        except (TypeError, OSError):
+            return ""
+    place = Path(file or "").absolute()
+    here = Path.cwd()
+    return f"{place.relative_to(here).as_posix() if place.is_relative_to(here) else place}:{max(line, 1)}"
 
 
 def _import_module(name: str) -> Any:

@@ -8,7 +8,7 @@ the same hypotheses where the twin changes the conclusion, so that a twin also s
 from __future__ import annotations
 
 from linattest.proofs_checks.coq.compiler import proved, refuted
-from linattest.proofs_checks.proof import Statement
+from linattest.proofs_checks.proof import Answer, Statement
 
 FIELD = "every width, every ordered field"
 ROOTS = "every width, every real closed field (the reals are one)"
@@ -23,9 +23,13 @@ def theorem(identity: str, at: str, assumptions: str, statement: str, twin: str,
     file, name = at.split(".")
     rejected = f"{twin_file or file}.twin_{name}"
     return Statement(
-        id=identity, method="coq", assumptions=assumptions, statement=statement, check=lambda: proved(at),
-        twin=twin, twin_check=lambda: refuted(rejected, twin_of=at),
+        id=identity, method="coq", assumptions=assumptions, statement=statement, ask=_ask, right=(at,),
+        twin=twin, wrong=(rejected, at),
     )  # fmt: skip
+
+
+def _ask(at: str, twin_of: str = "") -> Answer:
+    return refuted(at, twin_of=twin_of) if twin_of else proved(at)
 
 
 STATEMENTS = (

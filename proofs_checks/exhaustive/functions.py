@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linattest.impls import features, level_weights
+from linattest.proofs_checks.enclosures.formulas import compiled
 from linattest.proofs_checks.proof import Answer, Statement
 
 Array = NDArray[np.float64]
@@ -29,22 +30,15 @@ KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class Function:
-    """A scalar function: exact, as implementations compute it from float64 on, PyTorch's own, and its direction."""
+    """A scalar function: exact (a formula in x), as implementations compute it from float64 on, PyTorch's own, and its
+    direction."""
 
     name: str
-    exact: Callable[[flint.arb], flint.arb]
+    exact: str
     form: Callable[[Tensor], Tensor]
     native: Callable[[Tensor], Tensor]
     direction: int = 1
     positive_only: bool = False
-
-
-def _softplus(x: flint.arb) -> flint.arb:
-    return x.exp().log1p() if x < 0 else x + (-x).exp().log1p()
-
-
-def _elu_plus_one(x: flint.arb) -> flint.arb:
-    return x + 1 if x >= 0 else x.exp()
 
 
 def _level_weight(x: Tensor) -> Tensor:
@@ -53,11 +47,11 @@ def _level_weight(x: Tensor) -> Tensor:
 
 
 FUNCTIONS = (
-    Function("exp", lambda x: x.exp(), torch.exp, torch.exp),
-    Function("sigmoid", lambda x: 1 / (1 + (-x).exp()), torch.sigmoid, torch.sigmoid),
-    Function("softplus", _softplus, _level_weight, torch.nn.functional.softplus),
-    Function("elu + 1", _elu_plus_one, features.phi, lambda x: torch.nn.functional.elu(x) + 1),
-    Function("reciprocal", lambda x: 1 / x, torch.reciprocal, torch.reciprocal, direction=-1, positive_only=True),
+    Function("exp", "exp(x)", torch.exp, torch.exp),
+    Function("sigmoid", "1 / (1 + exp(-x))", torch.sigmoid, torch.sigmoid),
+    Function("softplus", "log1p(exp(x)) if x < 0 else x + log1p(exp(-x))", _level_weight, torch.nn.functional.softplus),
+    Function("elu + 1", "x + 1 if x >= 0 else exp(x)", features.phi, lambda x: torch.nn.functional.elu(x) + 1),
+    Function("reciprocal", "1 / x", torch.reciprocal, torch.reciprocal, direction=-1, positive_only=True),
 )
 
 
@@ -74,9 +68,9 @@ def exact(name: str, kind: str) -> tuple[Array, Array]:
     function = next(f for f in FUNCTIONS if f.name == name)
     before, flint.ctx.prec = flint.ctx.prec, BITS
     try:
-        hi, lo = [], []
+        hi, lo, formula = [], [], compiled(function.exact, "x")
         for x in domain(function, kind).double().tolist():
-            value = function.exact(flint.arb(x))
+            value = formula(flint.arb(x))
             top = float(value)
             hi.append(top)
             lo.append(float(value - top) if np.isfinite(top) else 0.0)
@@ -112,6 +106,10 @@ def _evaluate(function: Function, kind: str, form: str) -> Tensor:
 
 def accuracy(function: Function, form: str, bound: float) -> Answer:
     """Whether every result of both types is within `bound` ulp, and no step of the function goes the wrong way."""
+    return _asked(_accurate(function, form, bound), function, form, f"within {bound} ulp")
+
+
+def _accurate(function: Function, form: str, bound: float) -> Answer:
     evidence: dict[str, str] = {}
     for kind in KINDS:
         x, got = domain(function, kind), _evaluate(function, kind, form)
@@ -125,6 +123,11 @@ def accuracy(function: Function, form: str, bound: float) -> Answer:
 
 def monotone(function: Function, form: str, direction: int) -> Answer:
     """Whether the results never step against the direction, over every pair of neighbouring inputs of both types."""
+    never = f"never {'falls' if direction > 0 else 'rises'} with x"
+    return _asked(_steps(function, form, direction), function, form, never)
+
+
+def _steps(function: Function, form: str, direction: int) -> Answer:
     for kind in KINDS:
         y = _evaluate(function, kind, form).double()
         wrong = ((y[1:] - y[:-1]) * direction < 0).nonzero()
@@ -132,6 +135,12 @@ def monotone(function: Function, form: str, direction: int) -> Answer:
             at = domain(function, kind)[int(wrong[0])].item()
             return Answer(status="refuted", tool=TOOL, evidence={kind: f"{len(wrong)} steps, first after {at!r}"})
     return Answer(status="proved", tool=TOOL, evidence={"pairs": "every pair of neighbouring inputs of both types"})
+
+
+def _asked(answer: Answer, function: Function, form: str, wanted: str) -> Answer:
+    over = f"for every finite {' and '.join(KINDS)} x" + (" > 0" if function.positive_only else "")
+    asked = f"{over}\n  {function.name} = {function.exact}, {form}: {wanted}"
+    return msgspec.structs.replace(answer, asked=asked)
 
 
 def _statements(function: Function) -> tuple[Statement, Statement]:
@@ -142,14 +151,14 @@ def _statements(function: Function) -> tuple[Statement, Statement]:
         Statement(
             id=f"functions.{slug}.wide", method="exhaustive", assumptions=every,
             statement=f"{function.name} in float64, rounded once, is within 0.505 ulp",
-            check=lambda: accuracy(function, "wide", 0.505),
-            twin="it is within 0.49 ulp", twin_check=lambda: accuracy(function, "wide", 0.49),
+            ask=accuracy, right=(function, "wide", 0.505),
+            twin="it is within 0.49 ulp", wrong=(function, "wide", 0.49),
         ),
         Statement(
             id=f"functions.{slug}.monotone", method="exhaustive", assumptions=every,
             statement=f"{function.name} in float64, rounded once, does not {against} as its input grows",
-            check=lambda: monotone(function, "wide", function.direction),
-            twin=f"it does not {way}", twin_check=lambda: monotone(function, "wide", -function.direction),
+            ask=monotone, right=(function, "wide", function.direction),
+            twin=f"it does not {way}", wrong=(function, "wide", -function.direction),
         ),
     )  # fmt: skip
 
@@ -158,21 +167,22 @@ def _off(name: str, bound: float) -> Answer:
     """Whether PyTorch's own form is off by more than `bound` ulp somewhere: refuting `accuracy` gives a witness."""
     found = accuracy(next(f for f in FUNCTIONS if f.name == name), "native", bound)
     turned = {"proved": "refuted", "refuted": "proved"}
-    return msgspec.structs.replace(found, status=turned.get(found.status, found.status))
+    status = turned.get(found.status, found.status)
+    return msgspec.structs.replace(found, status=status, asked=f"not {found.asked}")
 
 
 NATIVE = (
     Statement(
         id="functions.sigmoid.native", method="exhaustive", assumptions="PyTorch on this machine's CPU",
         statement="torch.sigmoid on bfloat16 is off by more than 20 ulp somewhere: implementations widen first",
-        check=lambda: _off("sigmoid", 20),
-        twin="torch.exp is", twin_check=lambda: _off("exp", 20),
+        ask=_off, right=("sigmoid", 20),
+        twin="torch.exp is", wrong=("exp", 20),
     ),
     Statement(
         id="functions.elu-plus-1.native", method="exhaustive", assumptions="PyTorch on this machine's CPU",
         statement="elu(x) + 1 on the 16-bit types is off by more than 200 ulp somewhere: exp(x) is taken below 0",
-        check=lambda: _off("elu + 1", 200),
-        twin="torch.reciprocal is", twin_check=lambda: _off("reciprocal", 200),
+        ask=_off, right=("elu + 1", 200),
+        twin="torch.reciprocal is", wrong=("reciprocal", 200),
     ),
 )  # fmt: skip
 

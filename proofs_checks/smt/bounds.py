@@ -51,32 +51,32 @@ STATEMENTS = (
         id="vla.bounds.shrinking", method="smt",
         assumptions="A_t by Sherman-Morrison (proved apart), u . A u >= 0",
         statement="x . A_t x <= x . A_{t-1} x for every x: the difference is (z . x)^2 / (1 + u . z) >= 0",
-        check=lambda: _shrinking(1), twin="the same for growing", twin_check=lambda: _shrinking(-1),
+        ask=_shrinking, right=(1,), twin="the same for growing", wrong=(-1,),
     ),
     Statement(
         id="vla.bounds.triangle", method="smt", assumptions="Cauchy-Schwarz for Frobenius' scalar product",
         statement="|S + v k^T| <= |S| + |v| |k|: after T writes linear attention's memory is at most their sum, O(T)",
-        check=lambda: _triangle(2), twin="the same with thrice the scalar product", twin_check=lambda: _triangle(3),
+        ask=_triangle, right=(2,), twin="the same with thrice the scalar product", wrong=(3,),
     ),
     Statement(
         id="ccq.bounds.contraction", method="smt", assumptions="lam >= 0, sigma >= 0 an eigenvalue of Sigma",
         statement="|1 - lam sigma| <= 1 exactly if lam sigma <= 2: I - lam Sigma is non-expansive only then",
-        check=lambda: _contracts(2), twin="exactly if lam sigma <= 3", twin_check=lambda: _contracts(3),
+        ask=_contracts, right=(2,), twin="exactly if lam sigma <= 3", wrong=(3,),
     ),
     Statement(
         id="ccq.bounds.sign", method="smt", assumptions="lam >= 0, sigma >= 0 an eigenvalue of Sigma",
         statement="0 <= 1 - lam sigma <= 1 exactly if lam sigma <= 1: it shrinks without changing sign only then",
-        check=lambda: _keeps_sign(1), twin="exactly if lam sigma <= 2", twin_check=lambda: _keeps_sign(2),
+        ask=_keeps_sign, right=(1,), twin="exactly if lam sigma <= 2", wrong=(2,),
     ),
     Statement(
         id="ccq.bounds.unit-keys", method="smt",
         assumptions="|k|^2 <= 1; kq is the mean of (k . q)^2, at most |k|^2 |q|^2; 0 <= lam <= 1",
         statement="lam q . Sigma q <= |q|^2: keys of length at most 1 meet the condition of a contraction",
-        check=lambda: _unit_keys(1), twin="keys of squared length up to 2 do", twin_check=lambda: _unit_keys(2),
+        ask=_unit_keys, right=(1,), twin="keys of squared length up to 2 do", wrong=(2,),
     ),
     Statement(
         id="ccq.bounds.memory", method="smt", assumptions="width 1, 0 < lam < 1",
         statement="two memories exist for which one and the same query is contracted to two: no map of q alone does it",
-        check=lambda: _memory(True), twin="for one memory", twin_check=lambda: _memory(False),
+        ask=_memory, right=(True,), twin="for one memory", wrong=(False,),
     ),
 )  # fmt: skip

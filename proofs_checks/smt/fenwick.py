@@ -85,32 +85,32 @@ STATEMENTS = (
         id="lam.fenwick.blocks", method="smt", assumptions=POSITIONS,
         statement="bit_length(t xor s) = l exactly if bit l-1 of t is set and s lies in the aligned block of 2^(l-1) "
         "tokens before it",
-        check=lambda: _blocks(0),
-        twin="the same with the block of 2^(l-2) tokens", twin_check=lambda: _blocks(1),
+        ask=_blocks, right=(0,),
+        twin="the same with the block of 2^(l-2) tokens", wrong=(1,),
     ),
     Statement(
         id="lam.fenwick.partition", method="smt", assumptions=POSITIONS,
         statement="every earlier token has exactly one level, hence lies in exactly one block (lam.fenwick.blocks)",
-        check=lambda: _exactly_one(LEVELS),
-        twin="the same without the level of one token", twin_check=lambda: _exactly_one(LEVELS[1:]),
+        ask=_exactly_one, right=(LEVELS,),
+        twin="the same without the level of one token", wrong=(LEVELS[1:],),
     ),
     Statement(
         id="lam.fenwick.carry", method="smt", assumptions=f"0 <= s <= t < 2^{BITS} - 1",
         statement="from t to t + 1 the levels up to z = trailing zeros of t + 1 merge into level z + 1; the rest stay",
-        check=lambda: _carry(0),
-        twin="the same with the levels below z", twin_check=lambda: _carry(1),
+        ask=_carry, right=(0,),
+        twin="the same with the levels below z", wrong=(1,),
     ),
     Statement(
         id="lam.fenwick.tree", method="smt", assumptions=f"0 <= n < N < 2^{BITS}",
         statement="for each set bit j of chunk n, node (n >> j) - 1 is one of the N >> j whole nodes of height j and "
         "ends at or before chunk n",
-        check=lambda: _tree(0),
-        twin="the same of node n >> j", twin_check=lambda: _tree(1),
+        ask=_tree, right=(0,),
+        twin="the same of node n >> j", wrong=(1,),
     ),
     Statement(
         id="lam.fenwick.levels", method="smt", assumptions=f"0 <= s < t < T < 2^{BITS}",
         statement="no level above bit_length(T - 1) occurs among T tokens",
-        check=lambda: _most_levels(0),
-        twin="no level above bit_length(T - 1) - 1 occurs", twin_check=lambda: _most_levels(1),
+        ask=_most_levels, right=(0,),
+        twin="no level above bit_length(T - 1) - 1 occurs", wrong=(1,),
     ),
 )  # fmt: skip

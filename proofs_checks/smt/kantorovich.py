@@ -32,27 +32,32 @@ def _attained(factor: int) -> Answer:
     return always(*RANGE, then=first * first * (1 + h) == factor * h * second)
 
 
+def _small(*most: z3.BoolRef) -> Answer:
+    """c < 1/10 for the widest spread of two eigenvalues."""
+    return exists(*RANGE, *most, m1 >= h, m2 > 0, m2 == (1 + h) * m1 - h, 100 * m1 * m1 < m2)
+
+
 STATEMENTS = (
     Statement(
         id="vla.kantorovich.chord", method="smt", assumptions="h <= lambda <= 1, 0 < h <= 1",
         statement="lambda^2 <= (1 + h) lambda - h: averaged, |A k|^2 <= (1 + h) k . A k - h for eigenvalues in [h, 1]",
-        check=lambda: _chord(1), twin="lambda^2 <= h lambda - h", twin_check=lambda: _chord(0),
+        ask=_chord, right=(1,), twin="lambda^2 <= h lambda - h", wrong=(0,),
     ),
     Statement(
         id="vla.kantorovich.bound", method="smt", assumptions="averages m1, m2 as vla.kantorovich.chord allows",
         statement="m1^2 (1 + h)^2 >= 4 h m2: the cosine is at least 2 sqrt(kappa) / (1 + kappa), kappa = 1/h",
-        check=lambda: _bound(z3.RealVal(4)), twin="the same with 4.01 h m2", twin_check=lambda: _bound(z3.Q(401, 100)),
+        ask=_bound, right=(z3.RealVal(4),), twin="the same with 4.01 h m2", wrong=(z3.Q(401, 100),),
     ),
     Statement(
         id="vla.kantorovich.attained", method="smt", assumptions="0 < h <= 1",
         statement="weights h / (1 + h) on eigenvalue 1 and 1 / (1 + h) on h attain the bound",
-        check=lambda: _attained(4), twin="they attain it with 5 in place of 4", twin_check=lambda: _attained(5),
+        ask=_attained, right=(4,), twin="they attain it with 5 in place of 4", wrong=(5,),
     ),
     Statement(
         id="vla.kantorovich.small", method="smt", assumptions="averages m1, m2 as vla.kantorovich.chord allows",
         statement="the cosine may be below 1/10: it has no bound that holds for every penalty",
-        check=lambda: exists(*RANGE, m1 >= h, m2 > 0, m2 == (1 + h) * m1 - h, 100 * m1 * m1 < m2),
+        ask=_small, right=(),
         twin="it may be below 1/10 with cond(A) <= 4",
-        twin_check=lambda: exists(*RANGE, 4 * h >= 1, m1 >= h, m2 > 0, m2 == (1 + h) * m1 - h, 100 * m1 * m1 < m2),
+        wrong=(4 * h >= 1,),
     ),
 )  # fmt: skip

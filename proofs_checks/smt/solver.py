@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
 import z3
 
+from linattest.proofs_checks.pins import shortened
 from linattest.proofs_checks.proof import Answer
 
 TOOL = f"z3 {z3.get_version_string()}"
@@ -13,6 +18,10 @@ SECONDS = 60
 
 def always(*assumptions: z3.BoolRef, then: z3.BoolRef) -> Answer:
     """Whether ``then`` holds wherever the assumptions do; a counterexample is the evidence of a refutation."""
+    return _asked(_always(assumptions, then), "every", assumptions, then)
+
+
+def _always(assumptions: tuple[z3.BoolRef, ...], then: z3.BoolRef) -> Answer:
     model = _model(*assumptions, z3.Not(then))
     if model is None:
         return Answer(status="unknown", tool=TOOL, evidence={"z3": f"no answer in {SECONDS} s"})
@@ -26,9 +35,9 @@ def always(*assumptions: z3.BoolRef, then: z3.BoolRef) -> Answer:
 def exists(*conditions: z3.BoolRef) -> Answer:
     """Whether some values meet every condition; they are the evidence."""
     model = _model(*conditions)
-    if model is None:
-        return Answer(status="unknown", tool=TOOL, evidence={"z3": f"no answer in {SECONDS} s"})
-    return Answer(status="proved" if model else "refuted", tool=TOOL, evidence=model)
+    status = "unknown" if model is None else "proved" if model else "refuted"
+    evidence = {"z3": f"no answer in {SECONDS} s"} if model is None else model
+    return _asked(Answer(status=status, tool=TOOL, evidence=evidence), "some", conditions, None)
 
 
 def _model(*conditions: z3.BoolRef) -> dict[str, str] | None:
@@ -46,3 +55,32 @@ def _model(*conditions: z3.BoolRef) -> dict[str, str] | None:
         if not z3.is_true(model.eval(condition, model_completion=True)):
             raise ArithmeticError(f"z3's model does not meet {condition}")
     return {str(name): str(model[name]) for name in model.decls()} or {"model": "any values"}
+
+
+def _asked(answer: Answer, how_many: str, conditions: Iterable[z3.BoolRef], then: z3.BoolRef | None) -> Answer:
+    """The answer, with the question: a line for the values, one for each condition, and one for what follows."""
+    texts: dict[int, str] = {}
+    names: set[str] = set()
+    lines = [f"  with {_written(x, texts, names)}" for x in conditions]
+    lines += [] if then is None else [f"  holds {_written(then, texts, names)}"]
+    return msgspec.structs.replace(
+        answer, asked=shortened("\n".join([f"for {how_many} {', '.join(sorted(names))}", *lines]))
+    )
+
+
+def _written(x: Any, texts: dict[int, str], names: set[str]) -> str:
+    """An expression as z3 holds it, in prefix form: unlike z3's own printing, the same in every version and length.
+
+    ``texts``: those that are known by their number in z3; the variables are added to ``names``, with their sorts.
+    """
+    if (known := texts.get(x.get_id())) is not None:
+        return known
+    if x.num_args():
+        head = " ".join(map(str, (x.decl().name(), *x.decl().params())))
+        text = f"({' '.join([head, *(_written(y, texts, names) for y in x.children())])})"
+    else:
+        text = x.sexpr()
+        if z3.is_const(x) and x.decl().kind() == z3.Z3_OP_UNINTERPRETED:
+            names.add(f"{text} : {x.sort()}")
+    texts[x.get_id()] = text
+    return text

@@ -53,19 +53,19 @@ STATEMENTS = (
     Statement(
         id="gates.segment-sum", method="smt", assumptions=GIVEN,
         statement="a segment's own sum ((a + b) + d) is at most 0 in floating point, so its exp is at most 1",
-        check=lambda: _segment(0),
-        twin="it is at most -1", twin_check=lambda: _segment(-1),
+        ask=_segment, right=(0,),
+        twin="it is at most -1", wrong=(-1,),
     ),
     Statement(
         id="gates.trees-disagree", method="smt", assumptions=GIVEN,
         statement="running sums from two trees can rise: ((a + b) + (d + 0)) - (a + (b + d)) > 0 for some gates",
-        check=lambda: _positive(add(a, b, d), add(a, add(b, d))),
-        twin="so can ((a + b) + d) - (a + b)", twin_check=lambda: _positive(add(a, b, d), add(a, b)),
+        ask=_positive, right=(add(a, b, d), add(a, add(b, d))),
+        twin="so can ((a + b) + d) - (a + b)", wrong=(add(a, b, d), add(a, b)),
     ),
     Statement(
         id="gates.difference-forgets", method="smt", assumptions=GIVEN,
         statement="(a + b) - a can be 0 for a gate b <= -1: a difference of running sums loses whole gates",
-        check=lambda: _dropped(zero=False),
-        twin="it can where a >= -4", twin_check=lambda: _dropped(zero=True),
+        ask=_dropped, right=(False,),
+        twin="it can where a >= -4", wrong=(True,),
     ),
 )  # fmt: skip

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import sympy as sp
 
+from linattest.proofs_checks.pins import shortened
 from linattest.proofs_checks.proof import Answer
 
 TOOL = f"sympy {sp.__version__}"
 TRIALS = 20
 
 
-def vanishes(*differences: sp.Expr | sp.MatrixBase) -> Answer:
-    """Whether expressions (or every entry of matrices) are identically 0.
+def equal(*sides: tuple[sp.Expr | sp.MatrixBase, sp.Expr | sp.MatrixBase]) -> Answer:
+    """Whether the sides of every equation (of matrices: of every entry) are identically equal.
 
-    A refutation carries rational values of the symbols at which one is not 0; neither a simplification to 0 nor such
-    values leave the answer unknown.
+    A refutation carries rational values of the symbols at which two are not; neither a difference that simplifies to 0
+    nor such values leave the answer unknown.
     """
-    entries = [sp.sympify(x) for part in differences for x in (part if isinstance(part, sp.MatrixBase) else [part])]
+    entries = [pair for left, right in sides for pair in zip(_entries(left), _entries(right), strict=True)]
+    return msgspec.structs.replace(_vanish([left - right for left, right in entries]), asked=_question(entries))
+
+
+def _entries(side: sp.Expr | sp.MatrixBase) -> list[sp.Expr]:
+    return [sp.sympify(x) for x in (side if isinstance(side, sp.MatrixBase) else [side])]
+
+
+def _question(entries: list[tuple[sp.Expr, sp.Expr]]) -> str:
+    """The symbols with what is assumed of them, and a line for each equation, before any simplification."""
+    names = sorted({x for pair in entries for side in pair for x in side.free_symbols}, key=str)
+    kinds = (f"{x} {'> 0' if x.is_positive else ': Real' if x.is_real else ': Complex'}" for x in names)
+    lines = (f"  {left} = {right}" for left, right in entries)
+    return shortened("\n".join([f"for every {', '.join(kinds)}", *lines]))
+
+
+def _vanish(entries: list[sp.Expr]) -> Answer:
     for entry in entries:
         if sp.simplify(sp.together(sp.expand(entry))) != 0:
             return _witness(entry)

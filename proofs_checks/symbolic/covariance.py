@@ -5,7 +5,7 @@ from __future__ import annotations
 import sympy as sp
 
 from linattest.proofs_checks.proof import Answer, Statement
-from linattest.proofs_checks.symbolic.algebra import symbols, vanishes
+from linattest.proofs_checks.symbolic.algebra import equal, symbols
 
 WIDTH, TOKENS = 2, 3
 KEYS = symbols("k", WIDTH, TOKENS)
@@ -28,13 +28,13 @@ def _log_partition() -> sp.Expr:
 def _gradient(factor: int) -> Answer:
     mean, _ = _moments(KEYS)
     f = _log_partition()
-    return vanishes(sp.Matrix([sp.diff(f, x) for x in q]).subs(ZERO) - factor * mean)
+    return equal((sp.Matrix([sp.diff(f, x) for x in q]).subs(ZERO), factor * mean))
 
 
 def _hessian(centred: bool) -> Answer:
     mean, covariance = _moments(KEYS)
     wanted = covariance if centred else covariance + mean * mean.T
-    return vanishes(sp.hessian(_log_partition(), list(q)).subs(ZERO) - wanted)
+    return equal((sp.hessian(_log_partition(), list(q)).subs(ZERO), wanted))
 
 
 def _remainder(order: int) -> Answer:
@@ -43,7 +43,7 @@ def _remainder(order: int) -> Answer:
     f = sp.log(sum((sp.exp(r * y) for y in x), start=sp.Integer(0)))
     mean = sum(x, start=sp.Integer(0)) / TOKENS
     moment = sum(((y - mean) ** order for y in x), start=sp.Integer(0)) / TOKENS
-    return vanishes(sp.diff(f, r, order).subs(r, 0) - moment)
+    return equal((sp.diff(f, r, order).subs(r, 0), moment))
 
 
 def _update(kept: bool) -> Answer:
@@ -53,7 +53,7 @@ def _update(kept: bool) -> Answer:
     d = KEYS[:, n] - mean
     later_mean, later = _moments(KEYS)
     scatter = n * covariance + (sp.Rational(n, n + 1) if kept else 1) * d * d.T
-    return vanishes(later_mean - mean - d / (n + 1), later * (n + 1) - scatter)
+    return equal((later_mean, mean + d / (n + 1)), (later * (n + 1), scatter))
 
 
 def _merge(kept: bool) -> Answer:
@@ -63,7 +63,7 @@ def _merge(kept: bool) -> Answer:
     (first, a), (second, b), (_, whole) = (_moments(x) for x in (keys[:, :n], keys[:, n:], keys))
     d = second - first
     weight = sp.Rational(n * m, n + m) if kept else sp.Rational(n * m, 2)
-    return vanishes(whole * (n + m) - n * a - m * b - weight * d * d.T)
+    return equal((whole * (n + m), n * a + m * b + weight * d * d.T))
 
 
 def _forgetting(divisor: str) -> Answer:
@@ -77,7 +77,7 @@ def _forgetting(divisor: str) -> Answer:
     later = mean + (w / (weight if divisor == "W" else kept)) * d
     # squares about a mean that moves from m to m': the old ones gain kept (m' - m)(m' - m)^T, the new one is about m'
     exact = f * scatter + kept * (later - mean) * (later - mean).T + w * (key - later) * (key - later).T
-    return vanishes(f * scatter + (w * kept / weight) * d * d.T - exact)
+    return equal((f * scatter + (w * kept / weight) * d * d.T, exact))
 
 
 TOKENS_WIDE = f"width {WIDTH}, {TOKENS} keys, every entry a symbol"
@@ -86,36 +86,36 @@ STATEMENTS = (
     Statement(
         id="ccq.taylor.gradient", method="symbolic", assumptions=TOKENS_WIDE,
         statement="the gradient of log sum_j exp(k_j . q) at q = 0 is the mean key",
-        check=lambda: _gradient(1), twin="it is twice the mean key", twin_check=lambda: _gradient(2),
+        ask=_gradient, right=(1,), twin="it is twice the mean key", wrong=(2,),
     ),
     Statement(
         id="ccq.taylor.hessian", method="symbolic", assumptions=TOKENS_WIDE,
         statement="the Hessian of log sum_j exp(k_j . q) at q = 0 is the covariance of the keys",
-        check=lambda: _hessian(centred=True),
-        twin="it is the second moment about 0", twin_check=lambda: _hessian(centred=False),
+        ask=_hessian, right=(True,),
+        twin="it is the second moment about 0", wrong=(False,),
     ),
     Statement(
         id="ccq.taylor.remainder", method="symbolic", assumptions=f"{TOKENS} keys, along any ray",
         statement="the third derivative at q = 0 is the third central moment of k . q: the remainder is cubic",
-        check=lambda: _remainder(3),
-        twin="the fourth derivative is the fourth central moment", twin_check=lambda: _remainder(4),
+        ask=_remainder, right=(3,),
+        twin="the fourth derivative is the fourth central moment", wrong=(4,),
     ),
     Statement(
         id="ccq.recurrent.update", method="symbolic", assumptions=TOKENS_WIDE,
         statement="scatter + (n / (n + 1)) d d^T, d = key - mean, is the scatter with one more key",
-        check=lambda: _update(kept=True),
-        twin="scatter + d d^T is", twin_check=lambda: _update(kept=False),
+        ask=_update, right=(True,),
+        twin="scatter + d d^T is", wrong=(False,),
     ),
     Statement(
         id="ccq.recurrent.merge", method="symbolic", assumptions="parts of 2 and 3 keys, width 2, every entry a symbol",
         statement="scatters of two parts add up to the whole's with (n m / (n + m)) d d^T (Chan)",
-        check=lambda: _merge(kept=True),
-        twin="with (n m / 2) d d^T", twin_check=lambda: _merge(kept=False),
+        ask=_merge, right=(True,),
+        twin="with (n m / 2) d d^T", wrong=(False,),
     ),
     Statement(
         id="ccq.recurrent.forgetting", method="symbolic", assumptions="weights w > 0, decay f > 0, width 2",
         statement="f scatter + (w W' / W) d d^T is the decayed scatter about the moved mean m + (w / W) d",
-        check=lambda: _forgetting("W"),
-        twin="it is about the mean m + (w / W') d", twin_check=lambda: _forgetting("kept"),
+        ask=_forgetting, right=("W",),
+        twin="it is about the mean m + (w / W') d", wrong=("kept",),
     ),
 )  # fmt: skip

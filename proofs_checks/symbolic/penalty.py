@@ -9,7 +9,7 @@ from __future__ import annotations
 import sympy as sp
 
 from linattest.proofs_checks.proof import Answer, Statement
-from linattest.proofs_checks.symbolic.algebra import symbols, vanishes
+from linattest.proofs_checks.symbolic.algebra import equal, symbols
 
 WIDTH = 2
 
@@ -26,11 +26,11 @@ INVERTIBLE = "M symmetric and invertible, width 2, every entry a symbol"
 def _sherman_morrison(sign: int) -> Answer:
     A = M.inv()
     z = A * u
-    return vanishes((M + u * u.T) * (A - sign * z * z.T / (1 + (u.T * z)[0])) - sp.eye(WIDTH))
+    return equal(((M + u * u.T) * (A - sign * z * z.T / (1 + (u.T * z)[0])), sp.eye(WIDTH)))
 
 
 def _determinant(factor: int) -> Answer:
-    return vanishes((M + u * u.T).det() - M.det() * (1 + factor * (u.T * M.inv() * u)[0]))
+    return equal(((M + u * u.T).det(), M.det() * (1 + factor * (u.T * M.inv() * u)[0])))
 
 
 def _energy(coefficient: int) -> Answer:
@@ -38,7 +38,7 @@ def _energy(coefficient: int) -> Answer:
     A, n = M.inv(), sp.Symbol("n", positive=True)
     a = A * k / n
     J = sp.eye(WIDTH) - k * a.T
-    return vanishes((M - J * M * J.T) - (coefficient - (a.T * k)[0]) / n * k * k.T)
+    return equal((M - J * M * J.T, (coefficient - (a.T * k)[0]) / n * k * k.T))
 
 
 def _backward(sign: int) -> Answer:
@@ -48,9 +48,9 @@ def _backward(sign: int) -> Answer:
     A = (lam0 * sp.eye(WIDTH) + u * u.T).inv()
     y, b = A * x, A * g
     loss = (g.T * y)[0]
-    dx = sp.Matrix([sp.diff(loss, s) for s in x]) - b
-    du = sp.Matrix([sp.diff(loss, s) for s in u]) - sign * (b * (y.T * u)[0] + y * (b.T * u)[0])
-    return vanishes(dx, du, sp.Matrix([sp.diff(loss, lam0) + (b.T * y)[0]]))
+    dx, du = (sp.Matrix([sp.diff(loss, s) for s in along]) for along in (x, u))
+    wanted = sign * (b * (y.T * u)[0] + y * (b.T * u)[0])
+    return equal((dx, b), (du, wanted), (sp.diff(loss, lam0), -(b.T * y)[0]))
 
 
 def _least_squares(factor: int) -> Answer:
@@ -63,7 +63,7 @@ def _least_squares(factor: int) -> Answer:
         N = N + key * key.T
         gain = factor * N.inv() * key
         S = S + (values[:, t] - S * key) * gain.T
-    return vanishes(S * (lam0 * sp.eye(WIDTH) + keys * keys.T) - values * keys.T)
+    return equal((S * (lam0 * sp.eye(WIDTH) + keys * keys.T), values * keys.T))
 
 
 def _singular_values(total: int) -> Answer:
@@ -72,44 +72,46 @@ def _singular_values(total: int) -> Answer:
     J = sp.eye(2) - sp.Matrix([c, s]) * sp.Matrix([[1, 0]])
     gram = J.T * J
     sigma = (1 + sp.sqrt(5 - 4 * c)) / 2
-    return vanishes(gram.trace() - (total - 2 * c), gram.det() - (1 - c) ** 2, (gram - sigma**2 * sp.eye(2)).det())
+    return equal(
+        (gram.trace(), total - 2 * c), (gram.det(), (1 - c) ** 2), ((gram - sigma**2 * sp.eye(2)).det(), sp.Integer(0))
+    )  # fmt: skip
 
 
 STATEMENTS = (
     Statement(
         id="vla.sherman-morrison.width-2", method="symbolic", assumptions=INVERTIBLE,
         statement="(M + u u^T) (A - z z^T / (1 + u . z)) = I, A = M^{-1}, z = A u",
-        check=lambda: _sherman_morrison(1),
-        twin="the same with + z z^T", twin_check=lambda: _sherman_morrison(-1),
+        ask=_sherman_morrison, right=(1,),
+        twin="the same with + z z^T", wrong=(-1,),
     ),
     Statement(
         id="vla.determinant.width-2", method="symbolic", assumptions=INVERTIBLE,
         statement="det(M + u u^T) = det M (1 + u^T A u)",
-        check=lambda: _determinant(1),
-        twin="det(M + u u^T) = det M (1 + 2 u^T A u)", twin_check=lambda: _determinant(2),
+        ask=_determinant, right=(1,),
+        twin="det(M + u u^T) = det M (1 + 2 u^T A u)", wrong=(2,),
     ),
     Statement(
         id="vla.energy.width-2", method="symbolic", assumptions=INVERTIBLE + "; a = A k / |A k|, c = a . k",
         statement="M - J M J^T = ((2 - c) / |A k|) k k^T for J = I - k a^T",
-        check=lambda: _energy(2),
-        twin="the same with (1 - c)", twin_check=lambda: _energy(1),
+        ask=_energy, right=(2,),
+        twin="the same with (1 - c)", wrong=(1,),
     ),
     Statement(
         id="vla.ridge-backward", method="symbolic", assumptions="M = lam0 I + u u^T, width 2, loss g . A x",
         statement="d x = b, d u = -(b (y . u) + y (b . u)), d lam0 = -b . y, with y = A x, b = A g",
-        check=lambda: _backward(-1),
-        twin="the same with d u of the other sign", twin_check=lambda: _backward(1),
+        ask=_backward, right=(-1,),
+        twin="the same with d u of the other sign", wrong=(1,),
     ),
     Statement(
         id="vla.least-squares", method="symbolic", assumptions="width 2, two tokens, u = k, gain A k not normalised",
         statement="the recursion is ridge regression: S (lam0 I + K K^T) = V K^T",
-        check=lambda: _least_squares(1),
-        twin="the same with a gain twice as long", twin_check=lambda: _least_squares(2),
+        ask=_least_squares, right=(1,),
+        twin="the same with a gain twice as long", wrong=(2,),
     ),
     Statement(
         id="vla.singular-values", method="symbolic", assumptions="a, k unit vectors with a . k = c, in their plane",
         statement="the squares of J's singular values sum to 3 - 2c, multiply to (1 - c)^2, and one is sigma(c)^2",
-        check=lambda: _singular_values(3),
-        twin="they sum to 2 - 2c", twin_check=lambda: _singular_values(2),
+        ask=_singular_values, right=(3,),
+        twin="they sum to 2 - 2c", wrong=(2,),
     ),
 )  # fmt: skip

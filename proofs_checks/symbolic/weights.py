@@ -5,7 +5,7 @@ from __future__ import annotations
 import sympy as sp
 
 from linattest.proofs_checks.proof import Answer, Statement
-from linattest.proofs_checks.symbolic.algebra import symbols, vanishes
+from linattest.proofs_checks.symbolic.algebra import equal, symbols
 
 LEVELS = 3
 x = symbols("x", LEVELS)
@@ -27,46 +27,46 @@ def _softmax() -> list[sp.Expr]:
 def _decoupled(weights: list[sp.Expr]) -> Answer:
     """Every entry off the diagonal of the Jacobian is 0."""
     J = _jacobian(weights)
-    return vanishes(*(J[i, j] for i in range(LEVELS) for j in range(LEVELS) if i != j))
+    return equal(*((J[i, j], sp.Integer(0)) for i in range(LEVELS) for j in range(LEVELS) if i != j))
 
 
 def _slope(shift: int) -> Answer:
     J = _jacobian(_softplus())
-    return vanishes(*(J[i, i] - 1 / (1 + sp.exp(-x[i] - shift)) for i in range(LEVELS)))
+    return equal(*((J[i, i], 1 / (1 + sp.exp(-x[i] - shift))) for i in range(LEVELS)))
 
 
 def _coupled(factor: int) -> Answer:
     p = _softmax()
     J = _jacobian(p)
     wanted = sp.Matrix(LEVELS, LEVELS, lambda i, j: p[i] * (int(i == j) - factor * p[j]))
-    return vanishes(J - wanted)
+    return equal((J, wanted))
 
 
 def _budget(total: int) -> Answer:
     """Softmax weights sum to 1, so that one level's gain is the others' loss."""
-    return vanishes(sum(_softmax(), start=sp.Integer(0)) - total)
+    return equal((sum(_softmax(), start=sp.Integer(0)), sp.Integer(total)))
 
 
 STATEMENTS = (
     Statement(
         id="lam.softplus-independent.decoupled", method="symbolic", assumptions=f"{LEVELS} levels",
         statement="the Jacobian of softplus weights is diagonal: no level's score moves another's weight",
-        check=lambda: _decoupled(_softplus()),
-        twin="the Jacobian of softmax weights is diagonal", twin_check=lambda: _decoupled(_softmax()),
+        ask=_decoupled, right=(_softplus(),),
+        twin="the Jacobian of softmax weights is diagonal", wrong=(_softmax(),),
     ),
     Statement(
         id="lam.softplus-independent.slope", method="symbolic", assumptions=f"{LEVELS} levels",
         statement="its diagonal is sigmoid(x)",
-        check=lambda: _slope(0), twin="its diagonal is sigmoid(x + 1)", twin_check=lambda: _slope(1),
+        ask=_slope, right=(0,), twin="its diagonal is sigmoid(x + 1)", wrong=(1,),
     ),
     Statement(
         id="lam.softplus-independent.coupled", method="symbolic", assumptions=f"{LEVELS} levels",
         statement="the Jacobian of softmax weights is diag(p) - p p^T: every score moves every weight",
-        check=lambda: _coupled(1), twin="it is diag(p) - 2 p p^T", twin_check=lambda: _coupled(2),
+        ask=_coupled, right=(1,), twin="it is diag(p) - 2 p p^T", wrong=(2,),
     ),
     Statement(
         id="lam.softplus-independent.budget", method="symbolic", assumptions=f"{LEVELS} levels",
         statement="softmax weights sum to 1",
-        check=lambda: _budget(1), twin="they sum to 2", twin_check=lambda: _budget(2),
+        ask=_budget, right=(1,), twin="they sum to 2", wrong=(2,),
     ),
 )  # fmt: skip

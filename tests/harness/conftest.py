@@ -2,7 +2,7 @@
 
 import pytest
 
-from linattest.verify.claims import figures, ledger
+from linattest.verify.claims import dependence, figures, ledger
 from linattest.verify.claims.record import Claims, Figure, Outcome, collect
 from linattest.verify.claims.verdicts import WORDS, counted, exact, measured, reason
 
@@ -24,8 +24,8 @@ def claims_record() -> Claims:
     outcomes = [
         Outcome(
             id=row.id, paper=row.paper, statement=row.statement, where=row.where, scope=row.scope,
-            verdict=row.expected, expected=row.expected, evidence=evidence, sources=(names := ledger._sources(row)),
-            hash=ledger._hash(row, names), figure=made.get(row.figure or ""), seconds=0.1,
+            verdict=row.expected, expected=row.expected, evidence=evidence, sources=(names := dependence.sources(row)),
+            hash=dependence.row_hash(row, names), figure=made.get(row.figure or ""), seconds=0.1,
         )
         for row in ledger.read()
     ]  # fmt: skip

@@ -13,13 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from linattest.verify import check as checking
-from linattest.verify.check import check, prepare
+from linattest.verify.check import check
 from linattest.verify.cli import app
 from linattest.verify.commands import judging as command
 from linattest.verify.commands.places import misplaced
 from linattest.verify.executors import InProcess
 from linattest.verify.grids import Job
 from linattest.verify.inputs import Case, Structure
+from linattest.verify.preparation import prepare
 from linattest.verify.subject import Subject
 
 FILE = str(Path(__file__).with_name("user_kernels.py"))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from linattest.proofs_checks import catalogue
 from linattest.verify import cli
-from linattest.verify.claims import gather, ledger, verdicts, vla_penalty
+from linattest.verify.claims import dependence, gather, ledger, verdicts, vla_penalty
 from linattest.verify.claims.ledger import Row, compute
 from linattest.verify.claims.record import Outcome, collect
 from linattest.verify.claims.verdicts import Verdict, corrected, counted, exact, measured, proved, refuted, supported
@@ -45,11 +45,11 @@ def test_every_statement_of_the_papers_is_a_row():
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
 def test_row_names_what_exists(row: Row):
-    assert row.where and row.statement.endswith(".") and not list(ledger._stale(row))
+    assert row.where and row.statement.endswith(".") and not list(dependence.stale(row))
     if row.check is not None:
         module, name = row.function
         assert callable(getattr(__import__(module, fromlist=["_"]), name))
-        assert all((ROOT / source).is_file() for source in ledger._sources(row))
+        assert all((ROOT / source).is_file() for source in dependence.sources(row))
     else:
         assert row.expected == "untested" and row.reason
 
@@ -85,8 +85,8 @@ def test_proof_that_is_gone_turns_the_verdict_and_the_exit_code(monkeypatch: pyt
 
 
 def test_proof_file_that_is_gone_makes_its_claims_stale(monkeypatch: pytest.MonkeyPatch):
-    read = ledger._content
-    monkeypatch.setattr(ledger, "_content", lambda name: None if name.endswith("bounds.py") else read(name))
+    read = dependence.content
+    monkeypatch.setattr(dependence, "content", lambda name: None if name.endswith("bounds.py") else read(name))
     result = run(QUICK)
     assert result.exit_code == 1 and "stale: proofs_checks/smt/bounds.py is gone" in result.output
 
@@ -94,7 +94,7 @@ def test_proof_file_that_is_gone_makes_its_claims_stale(monkeypatch: pytest.Monk
 def test_evidence_that_is_another_is_stale():
     row = ROWS["vla.jacobian-norm"]
     (name,) = row.files
-    (why,) = ledger._stale(Row(id="x", statement="s", expected="untested", reason="r", files={name: "0" * 16}))
+    (why,) = dependence.stale(Row(id="x", statement="s", expected="untested", reason="r", files={name: "0" * 16}))
     assert name in why and row.files[name] in why
 
 
@@ -117,8 +117,8 @@ def test_verdict_that_differs_from_the_recorded_one_fails(monkeypatch: pytest.Mo
 def test_source_that_changes_changes_the_hash(monkeypatch: pytest.MonkeyPatch):
     before = [compute(ROWS[name]) for name in ("vla.speedup", QUICK)]
     assert "proofs_checks/smt/bounds.py" in before[1].sources and not ledger.outdated(before)
-    read = ledger._content
-    monkeypatch.setattr(ledger, "_content", lambda name: b"changed" if name.endswith("bounds.py") else read(name))
+    read = dependence.content
+    monkeypatch.setattr(dependence, "content", lambda name: b"changed" if name.endswith("bounds.py") else read(name))
     assert ledger.outdated(before) == [QUICK]
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from linattest.verify.check import prepare
 from linattest.verify.diagnosis import FORWARD, GENERAL, SPECIFIC, diagnose
 from linattest.verify.evidence import Diagnosis
 from linattest.verify.examine import examine
 from linattest.verify.given import operator_of
 from linattest.verify.grids import Job
 from linattest.verify.inputs import Case, Structure
+from linattest.verify.preparation import prepare
 from linattest.verify.subject import Subject, hand_over
 
 
@@ -104,5 +104,6 @@ def test_broken_promise_of_right_values_is_told_apart_from_wrong_values():
 
 def test_every_rule_has_a_planted_fault():
     named = {rule for _, rule, _ in FAULTS.values()} | {"promise", "factor", "sign", "late", "shape"}
+    named |= {"layout", "one-head", "one-channel"}  # test_diagnosis_layouts.py
     assert len(named) == len({*SPECIFIC, *GENERAL})
     assert set(SPECIFIC) >= FORWARD

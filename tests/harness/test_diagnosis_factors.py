@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from linattest.verify.check import prepare
 from linattest.verify.diagnosis import diagnose
 from linattest.verify.evidence import Diagnosis
 from linattest.verify.examine import examine
 from linattest.verify.grids import Job
 from linattest.verify.inputs import Case, Structure
+from linattest.verify.preparation import prepare
 from linattest.verify.subject import Subject
 
 FILE = str(Path(__file__).with_name("user_factors.py"))
@@ -58,6 +58,14 @@ def test_no_factor_is_given_where_none_fits():
 def test_no_multiple_is_proposed_where_none_fits():
     (found,) = diagnosed("short_only")
     assert found.rule == "raises" and "multiple" not in f"{found.fault} {found.suggestion}"
+
+
+def test_a_limit_of_the_length_is_named():
+    subject, _, _ = prepare(Subject(function=f"{FILE}:short_only", operator="gated_delta_net", dtypes=("float32",)))
+    cases = [Case(operator="gated_delta_net", structure=Structure(T=T, K=8, V=8, H=2), seed=3) for T in (9, 40)]
+    records = [record for case in cases for record in examine(Job(case, False, subject), (subject.variant,))]
+    (found,) = diagnose(subject, records)
+    assert found.fault == "it raises for long sequences: it ran up to T = 16 and raised from T = 24 on"
 
 
 def test_a_factor_of_long_sequences_alone_is_not_said_of_every_output():

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from typer.testing import CliRunner
 
 from linattest.verify import cli
-from linattest.verify.claims import ledger
+from linattest.verify.claims import dependence, ledger
 from linattest.verify.claims.record import Claims, Figure, Outcome, read
 from linattest.verify.claims.verdicts import Evidence, measured
 from linattest.verify.environment import environment
@@ -60,7 +60,7 @@ def test_every_claim_has_its_verdict_its_place_and_its_command(claims_record: Cl
         assert f"linattest claims {o.id} " in text and " ".join(o.statement.split()) in text and o.where in text
     for word, count in claims_record.counts.items():
         assert word in ("different", "errors") or f"{word} {count} " in text, word
-    assert "all as the ledger says" in text and "differs" not in text and "(stale)" not in text
+    assert "all as the ledger says" in text and "differs" not in text and "Stale:" not in text
     assert "<b>markup</b>" in text, "evidence is text, not markup"
 
 
@@ -75,22 +75,21 @@ def test_proofs_are_named_and_a_difference_is_said(claims_record: Claims):
 
 
 def test_a_verdict_of_other_sources_is_stale(claims_record: Claims, monkeypatch: pytest.MonkeyPatch):
-    content = ledger._content
-    monkeypatch.setattr(ledger, "_content", lambda name: b"another" if name.endswith("ccq.py") else content(name))
+    content = dependence.content
+    monkeypatch.setattr(dependence, "content", lambda name: b"another" if name.endswith("ccq.py") else content(name))
     stale = ledger.outdated(claims_record.claims)
     assert "ccq.identity" in stale and "vla.shrinking" not in stale
     document = ledger_page(claims_record)
-    assert f"{len(stale)} verdicts of 55 (stale)" in text_of(document)
+    text = text_of(document)
+    assert f"Stale: {len(stale)} verdicts of 55 came of another" in text and f"{len(stale)} stale, to be" in text
+    assert all(f'href="#claim-{x}"' in document for x in stale) and '<p class="verdict bad">' in document
     assert document.count('<span class="tag stale">') == len(stale)
 
 
-def test_a_claim_of_a_user_is_on_the_page_and_not_called_stale(claims_record: Claims):
-    own = msgspec.structs.replace(
-        claims_record.claims[0], id="mine.a", paper="", ledger="my claims.toml", hash="0" * 16
-    )
+def test_a_claim_of_a_user_is_on_the_page(claims_record: Claims):
+    own = msgspec.structs.replace(claims_record.claims[0], id="mine.a", paper="", ledger="my claims.toml")
     text = text_of(ledger_page(msgspec.structs.replace(claims_record, claims=[own])))
     assert "linattest claims mine.a --ledger 'my claims.toml'" in text and "no paper: 1 claim" in text
-    assert "stale" not in text
 
 
 # --- figures -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,16 @@ from linattest.verify.search.witness import load, replay
 WITNESSES = "verify/data/witnesses"
 """Folder of the witnesses that come with the package, from its root."""
 
+LONGEST = 300
+"""Characters of the reason why a proof does not stand."""
+
+SHOWN = {
+    "state-norm": "|S_T|_F",
+    "jacobian": "|X J|/|X| for the kept direction X, a lower bound of the norm |J|_2 of one token's Jacobian",
+    "product": "|X J|/|X| for the kept direction X, a lower bound of the norm |J|_2 of the product of all Jacobians",
+}
+"""What a witness of each objective is replayed for, to all its digits."""
+
 
 def proof(identity: str) -> Evidence:
     """The statement of that id, checked now (not Coq's). It stands if it is proved and its falsified twin rejected."""
@@ -76,6 +86,8 @@ def _evidence(found: Proof, where: str) -> Evidence:
     if found.method == "coq" and "theorem" in found.evidence:
         where = f"proofs_checks/coq/{found.evidence['theorem'].partition(':')[0]}"
     values = {"method": found.method, "status": found.status, "twin": found.twin_status, "tool": found.tool}
+    if why := next((found.evidence[x] for x in ("changed", "twin", "error", "skipped") if x in found.evidence), ""):
+        values["why"] = why if len(why) <= LONGEST else f"{why[:LONGEST]} ... (linattest prove {found.id})"
     return Evidence(
         kind="proof", text=f"{found.id}: {found.statement} [{found.assumptions}]", values=values, where=where,
         stands=found.stands, lacks=found.method if found.status == "skipped" else "",
@@ -86,13 +98,19 @@ def witness(name: str, digits: int = DIGITS) -> Evidence:
     """A kept witness, computed again by the oracle at ``digits`` digits from its tensors, within its bounds."""
     path = ROOT / WITNESSES / f"{name}.safetensors"
     where = f"{WITNESSES}/{path.name}"
+    if not path.is_file():
+        return Evidence(kind="witness", text=f"the witness file {path.name} is missing", where=where, stands=False)
     try:
         kept = load(path)
+        found = replay(kept, digits)
     except ValueError as error:
-        return Evidence(kind="witness", text=str(error), where=where, stands=False)
-    found = replay(kept, digits)
+        why = str(error).replace(str(path), path.name)
+        return Evidence(kind="witness", text=why, where=where, stands=False)
     w, s = kept.witness, kept.witness.case.structure
-    what = f"{w.objective} of {w.case.operator} at d = {s.K}, T = {s.T}"
+    what = (
+        f"{w.case.operator} at d = {s.K}, T = {s.T} replayed: {SHOWN[w.objective]}; float64 inputs taken as exact, "
+        "lam0 = the double nearest 0.1, keys divided by their length again"
+    )
     if not found.stands or found.exact is None:
         return Evidence(kind="witness", text=f"{what}: {found.why}", where=where, stands=False)
     values = {

@@ -3,14 +3,14 @@
 A row has an id, the statement in our words, where it is made, what it assumes (``scope``), and either a ``check``
 ("module:function", no arguments, returns a ``Verdict``) or a ``reason`` why nothing was computed (the verdict is then
 ``untested``). ``expected`` is the verdict of the last release; another one is a difference. ``without`` gives the
-expected verdict where a tool is not installed. ``sources`` are the files, from the package's root, on which the verdict
-depends beside the check's own; ``files`` are files of evidence with the hash they had: another hash is stale.
+expected verdict where a tool is not installed. ``sources`` are the files, from the package's root (a user's: or
+from the ledger's folder), on which the verdict depends beside what ``dependence`` finds; ``files`` are files of
+evidence with the hash they had: another hash is stale.
 ``figure`` ("module:function", no arguments) returns the data of the claim's figure.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import sys
 import time
@@ -25,57 +25,22 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+from linattest.verify.claims import dependence
 from linattest.verify.claims.record import Figure, Outcome
-from linattest.verify.claims.verdicts import WORDS, Evidence, Verdict, Word, untested
+from linattest.verify.claims.row import Row
+from linattest.verify.claims.verdicts import WORDS, Verdict, Word, untested
 from linattest.verify.environment import ROOT
 from linattest.verify.executors import local_executor
 
 FOLDER = ROOT / "verify" / "claims"
-HERE = "linattest.verify.claims."
-"""Prefix of a check without a dot in its module: "ccq_reads:cost" is linattest.verify.claims.ccq_reads:cost."""
 
 
 class LedgerError(ValueError):
-    """A ledger that cannot be read; the message names the file, the row and what was expected."""
+    """A ledger that cannot be read; the message names the file, the row, the key and what was expected."""
 
-
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A claim as the ledger has it. Of a user's: ``ledger`` is its file, ``home`` the folder that has its check."""
-
-    id: str
-    statement: str
-    expected: Word
-    where: str = ""
-    scope: str = ""
-    check: str | None = None
-    figure: str | None = None
-    reason: str | None = None
-    sources: tuple[str, ...] = ()
-    files: dict[str, str] = {}
-    without: dict[str, Word] = {}
-    paper: str = ""
-    home: str | None = None
-    ledger: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("id", "statement"):
-            if not getattr(self, name).strip():
-                raise ValueError(f"{name} is empty")
-        if (self.check is None) == (self.reason is None):
-            raise ValueError(f"check={self.check!r} and reason={self.reason!r}, expected exactly one")
-        for name in ("check", "figure"):
-            if getattr(self, name) is not None and getattr(self, name).count(":") != 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}, expected 'module:function'")
-
-    @property
-    def function(self) -> tuple[str, str]:
-        """Module and name of the check."""
-        return self.names(self.check or ":")
-
-    def names(self, text: str) -> tuple[str, str]:
-        """Module and name of the function that a field means."""
-        module, _, name = text.partition(":")
-        return (module if "." in module or self.home is not None else HERE + module), name
+    def __init__(self, path: Path, text: str) -> None:
+        super().__init__(f"{path}{text}")
+        self.path = path
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -90,51 +55,64 @@ def read(paths: Iterable[Path] | None = None) -> list[Row]:
     """The rows of these ledgers (ours, if none are given), in order.
 
     Raises:
-        LedgerError: no file, no TOML, a row that is none, or an id that occurs twice.
+        LedgerError: no file, no TOML, a row that is none, an id that occurs twice, or that is one of ours.
     """
     rows: list[Row] = []
-    seen: dict[str, Path] = {}
-    for path in ledgers() if paths is None else paths:
+    wanted = ledgers() if paths is None else list(paths)
+    ours = (path for path in ledgers() if not all(_is_ours(x) for x in wanted))
+    seen = {row.id: f"a claim of the papers ({path.name})" for path in ours for row in _rows(path)}
+    for path in wanted:
         for row in _decorated(path) if path.suffix == ".py" else _rows(path):
-            if row.id in seen:
-                raise LedgerError(f"{path}: claim {row.id!r} is in {seen[row.id]} already")
-            seen[row.id] = path
+            if (before := seen.get(row.id)) is not None:
+                raise LedgerError(path, f": claim {row.id!r} is {before} already; give it another id")
+            seen[row.id] = f"in {path}"
             rows.append(row)
     return rows
+
+
+def _is_ours(path: Path) -> bool:
+    return path.parent.resolve() == FOLDER.resolve()
 
 
 def _rows(path: Path) -> Iterator[Row]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise LedgerError(f"{path}: {error}") from error
+        raise LedgerError(path, f": {error}") from error
     strangers = sorted(set(table) - {"paper", "claim"})
     if strangers or not isinstance(table.get("claim"), list):
-        raise LedgerError(f"{path}: has {sorted(table)}, expected `paper` and at least one [[claim]]")
+        raise LedgerError(path, f": has {sorted(table)}, expected `paper` and at least one [[claim]]")
     common = {"paper": table.get("paper", path.stem)}
-    if path.parent.resolve() != FOLDER.resolve():
+    if not _is_ours(path):
         common |= {"home": str(path.parent.resolve()), "ledger": str(path)}
     for n, entry in enumerate(table["claim"], start=1):
         try:
             yield msgspec.convert(common | entry, Row)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
             name = entry.get("id", "without an id") if isinstance(entry, dict) else "no table"
-            raise LedgerError(f"{path}, claim {n} ({name}): {error}") from error
+            raise LedgerError(path, f", claim {n} ({name}): {_explained(error)}") from error
+
+
+def _explained(error: Exception) -> str:
+    """What is wrong with a row, its key first."""
+    what, _, where = str(error).partition(" - at `$.")
+    words = f", expected one of {', '.join(WORDS)}" if what.startswith("Invalid enum value") else ""
+    return f"key `{where.removesuffix('`')}`: {what}{words}" if where else what
 
 
 def _decorated(path: Path) -> list[Row]:
     if not path.is_file():
-        raise LedgerError(f"{path}: no such file")
+        raise LedgerError(path, ": no such file")
     with _importable(str(path.parent.resolve())):
         try:
             module = importlib.import_module(path.stem)
         except Exception as error:
-            raise LedgerError(f"{path}: {type(error).__name__}: {error}") from error
+            raise LedgerError(path, f": {type(error).__name__}: {error}") from error
     found = [x.claim for x in vars(module).values() if isinstance(getattr(x, "claim", None), Row)]
     whose: dict[str, str] = {"home": str(path.parent.resolve()), "ledger": str(path), "paper": path.stem}
     rows = [msgspec.structs.replace(r, **whose) for r in found]
     if not rows:
-        raise LedgerError(f"{path}: no function is decorated with @claim(...)")
+        raise LedgerError(path, ": no function is decorated with @claim(...)")
     return rows
 
 
@@ -148,7 +126,7 @@ def claim(id: str, *, statement: str, expected: Word, where: str = "", scope: st
     that is no verdict, an empty id or statement, or a second claim of the same function name in a file.
     """
     if expected not in WORDS:
-        raise ValueError(f"expected={expected!r}, expected one of {WORDS}")
+        raise ValueError(f"claim {id!r}: expected={expected!r}, expected one of {WORDS}")
 
     def decorate(function: Check) -> Check:
         check = f"{function.__module__}:{function.__name__}"
@@ -201,14 +179,14 @@ def compute(row: Row) -> Outcome:
     expected = row.expected
     lacks = sorted(verdict.lacks) if verdict else []
     evidence = verdict.evidence if verdict else ()
-    sources = _sources(row, evidence)
+    sources = dependence.sources(row, evidence)
     for tool in lacks:
         expected = row.without.get(tool, expected)
     return Outcome(
         id=row.id, paper=row.paper, ledger=row.ledger, statement=row.statement, where=row.where, scope=row.scope,
         verdict=verdict.word if verdict else None, expected=expected, evidence=evidence,
-        sources=sources, hash=_hash(row, sources), figure=figure, stale=tuple(_stale(row)), error=error,
-        lacks=tuple(lacks), excused=bool(lacks) and not any(tool in row.without for tool in lacks),
+        sources=sources, hash=dependence.row_hash(row, sources), figure=figure, stale=tuple(dependence.stale(row)),
+        error=error, lacks=tuple(lacks), excused=bool(lacks) and not any(tool in row.without for tool in lacks),
         seconds=round(time.perf_counter() - start, 3),
     )  # fmt: skip
 
@@ -235,47 +213,16 @@ def _call(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)()
 
 
-def _sources(row: Row, evidence: Iterable[Evidence] = ()) -> tuple[str, ...]:
-    """The files a verdict depends on: its check's and figure's own, those of the row, those of its evidence."""
-    own = _modules(row) if row.home is None else []
-    found = (e.where for e in evidence if e.where and _content(e.where) is not None)
-    return tuple(dict.fromkeys((*own, *row.sources, *row.files, *found)))
-
-
-def _modules(row: Row) -> list[str]:
-    modules = (row.names(text)[0] for text in (row.check, row.figure) if text is not None)
-    return [module.removeprefix("linattest.").replace(".", "/") + ".py" for module in modules]
-
-
-def _hash(row: Row, sources: Iterable[str]) -> str:
-    """The hash of the row and of the contents of these files, and of a user's own module."""
-    digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(row, home=None, ledger="")))
-    homely = [f"{row.home}/{name}" for name in _modules(row)] if row.home is not None else []
-    for name in (*sources, *homely):
-        digest.update(name.encode() + b"\0" + (_content(name) or b""))
-    return digest.hexdigest()[:16]
-
-
 def outdated(outcomes: Iterable[Outcome]) -> list[str]:
-    """Ids of outcomes of our ledger whose row, or a file that they depend on, is another now."""
+    """Ids of outcomes whose row, or a file that they depend on, is another now, or gone. Raises ``LedgerError``."""
     rows = {row.id: row for row in read()}
-    return [o.id for o in outcomes if o.id in rows and _hash(rows[o.id], o.sources) != o.hash]
+    return [o.id for o in outcomes if _hash_now(o, rows.get(o.id)) != o.hash]
 
 
-def _content(name: str) -> bytes | None:
-    try:
-        return (ROOT / name).read_bytes()
-    except OSError:
-        return None
-
-
-def _stale(row: Row) -> Iterator[str]:
-    """What is not as the row says: sources that are gone, evidence that is another."""
-    yield from (f"{name} is gone" for name in (*row.sources, *row.files) if _content(name) is None)
-    for name, wanted in row.files.items():
-        content = _content(name)
-        if content is not None and (found := hashlib.sha256(content).hexdigest()[:16]) != wanted:
-            yield f"{name} has hash {found}, the ledger {wanted}"
+def _hash_now(o: Outcome, row: Row | None) -> str | None:
+    if o.ledger:
+        return dependence.fingerprint(o.id.encode(), o.sources)
+    return None if row is None else dependence.row_hash(row, o.sources)
 
 
 def run(rows: list[Row], workers: int, progress: Callable[[Outcome], Any] = lambda _: None) -> list[Outcome]:

@@ -73,8 +73,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def difference(self) -> str:
         """What is not as the ledger says, in one line; empty if nothing."""
         raised = "" if self.error is None else f"the check raised {self.error}"
-        said = "" if self.verdict == self.expected else f"{self.verdict!r}, the ledger says {self.expected!r}"
-        fallen = [f"does not stand: {e.text}" for e in self.evidence if not e.stands and not e.lacks]
+        found = "no verdict" if self.verdict is None else repr(self.verdict)
+        said = "" if self.verdict == self.expected else f"{found}, the ledger says {self.expected!r}"
+        fallen = [f"does not stand: {e.text}{_why(e)}" for e in self.evidence if not e.stands and not e.lacks]
         return "; ".join(x for x in (raised, said, *fallen, *(f"stale: {x}" for x in self.stale)) if x)
 
 
@@ -123,6 +124,10 @@ def read(path: Path) -> Claims:
     if found.schema != SCHEMA:
         raise ValueError(f"{path}: schema={found.schema}, expected {SCHEMA}")
     return found
+
+
+def _why(e: Evidence) -> str:
+    return f" ({e.values['why']})" if "why" in e.values else ""
 
 
 def _strict(x: Any) -> Any:

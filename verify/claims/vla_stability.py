@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from linattest.impls import vla
+from linattest.proofs_checks.enclosures.witnesses import as_kept, replay
 from linattest.verify import registry
 from linattest.verify.claims import exact as balls
-from linattest.verify.claims.gather import folder, in_coq, proofs, witness
+from linattest.verify.claims.gather import WITNESSES, folder, in_coq, proofs, witness
 from linattest.verify.claims.verdicts import (
     Evidence,
     Verdict,
@@ -24,6 +25,7 @@ from linattest.verify.claims.verdicts import (
     supported,
 )
 from linattest.verify.claims.vla_penalty import inputs
+from linattest.verify.environment import ROOT
 from linattest.verify.search.ascent import ascend
 from linattest.verify.search.domain import Space, Tensors
 from linattest.verify.search.objectives import OBJECTIVES, exponent, product_norm
@@ -141,7 +143,8 @@ def jacobian_norm() -> Verdict:
     return corrected(
         against=[
             witness(JACOBIAN),
-            *proofs("vla.witness.jacobian", "vla.witness.jacobian.in-bounds"),
+            spectral("jacobian"),
+            *proofs("vla.witness.jacobian", "vla.witness.jacobian.norm", "vla.witness.jacobian.in-bounds"),
             _half(),
         ],
         instead=(
@@ -156,6 +159,21 @@ def jacobian_norm() -> Verdict:
             ),
             *in_coq("vla.energy", "vla.energy.contraction", "vla.energy.attained", "vla.energy.cosine"),
         ],
+    )  # fmt: skip
+
+
+def spectral(objective: str) -> Evidence:
+    """The norm that a witness bounds from below: the largest singular value, in balls, from the kept inputs anew."""
+    what = {"jacobian": "one token's Jacobian", "product": "the product of all 64 Jacobians"}[objective]
+    where = f"{WITNESSES}/vla-{objective}-d4-T64-seed0.safetensors"
+    try:
+        norm = replay(objective, as_kept, 0.1).spectral()
+    except (ArithmeticError, ValueError) as error:
+        short = str(error).replace(str(ROOT), "").partition(": ")[0]
+        return exact(f"|J|_2 of {what}: not computed ({short})", False, 0, where)
+    return exact(
+        f"|J|_2 of {what}: the largest singular value in balls, from the same kept inputs", bool(norm > 1),
+        balls.digits(norm), where, norm=norm.mid().str(balls.digits(norm), radius=False),
     )  # fmt: skip
 
 
@@ -179,7 +197,8 @@ def gradient_flow(seeds: int = 10) -> Verdict:
     return corrected(
         against=[
             witness(PRODUCT),
-            *proofs("vla.witness.product", "vla.witness.product.in-bounds"),
+            spectral("product"),
+            *proofs("vla.witness.product", "vla.witness.product.norm", "vla.witness.product.in-bounds"),
             _vanishing(),
             *(measured(f"random inputs, d = 8, T = {T}: log10 |J_T...J_1|_2", x) for T, x in norms.items()),
         ],

@@ -58,6 +58,7 @@ def check(
     seed: Annotated[int, typer.Option(help="seed of the inputs")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="processes; default: one a core")] = None,
     failures: Annotated[Path, typer.Option(help="folder for replay bundles")] = Path("linattest-failures"),
+    records: Annotated[Path | None, typer.Option(help="add what was found to a file for `linattest report`")] = None,
     replay: Annotated[Path | None, typer.Option(help="run again what a replay bundle saved")] = None,
 ) -> None:
     """Judge a function of yours as an operator. This runs the given code.
@@ -99,7 +100,7 @@ def check(
     if peer is not None:
         presets = judging.here(console, peer, presets)
     how: dict[str, Any] = {"quick": quick, "full": full, "seed": seed, "bundles": failures}
-    said: dict[str, Any] = {"peer": peer, "as_json": as_json, "strict": strict, "workers": workers}
+    said: dict[str, Any] = {"peer": peer, "as_json": as_json, "strict": strict, "workers": workers, "records": records}
     raise typer.Exit(judging.judge(console, presets, **said, **how))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from linattest.verify.claims.record import Claims, collect
 from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK
 from linattest.verify.executors import default_workers
 from linattest.verify.report.claims import print_claims
+from linattest.verify.report.summary import plural
 
 
 def claims(
@@ -39,7 +41,9 @@ def claims(
     try:
         rows = _chosen(ledger.read(own or None), ids or [])
     except LedgerError as error:
-        raise typer.BadParameter(str(error), param_hint="--ledger") from error
+        if own and error.path in own:
+            raise typer.BadParameter(str(error), param_hint="--ledger") from error
+        raise _broken(error) from error
     if output is not None and not output.parent.is_dir():
         raise typer.BadParameter(f"no folder {output.parent}", param_hint="--output")
     start = time.perf_counter()
@@ -77,8 +81,32 @@ def _chosen(rows: list[Row], ids: list[str]) -> list[Row]:
     return [row for row in rows if not ids or any(row.id.startswith(x) for x in ids)]
 
 
-def status_of(found: Claims) -> int:
-    """0 if all are as the ledger says, 1 if one differs, 3 if that is only for want of a tool or there is none."""
+def status_of(found: Claims, stale: Sequence[str] = ()) -> int:
+    """0 if all are as the ledger says, 1 if one differs, 3 if that is only for want of a tool or there is none.
+
+    3 too where verdicts are ``stale``: of what is there now nothing was computed.
+    """
     if found.failed:
         return FAILED
-    return NOTHING if found.counts["different"] or not found.claims else OK
+    return NOTHING if found.counts["different"] or not found.claims or stale else OK
+
+
+def say_stale(console: Console, found: Claims) -> list[str]:
+    """The ids of verdicts that other rows, checks or evidence gave than there are now, after saying which."""
+    try:
+        stale = ledger.outdated(found.claims)
+    except LedgerError as error:
+        raise _broken(error) from error
+    if stale:
+        console.print(
+            f"STALE: {len(stale)} of {plural(len(found.claims), 'verdict')} came of another row, check, source or "
+            "evidence than there is now, and must be computed again (linattest claims --output FILE): "
+            + ", ".join(stale), style="yellow", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    return stale
+
+
+def _broken(error: LedgerError) -> typer.Exit:
+    """The ledger of the papers cannot be read, which is no mistake of who asks."""
+    Console(stderr=True).print(f"the ledger is broken: {error}", markup=False, highlight=False, soft_wrap=True)
+    return typer.Exit(FAILED)

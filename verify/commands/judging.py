@@ -21,6 +21,7 @@ from linattest.verify.commands.common import with_progress
 from linattest.verify.examine import replay as replay_bundle
 from linattest.verify.executors import default_workers, local_executor
 from linattest.verify.peers import Preset, missing, runnable
+from linattest.verify.records import Record, append
 from linattest.verify.report.check import page, to_json
 from linattest.verify.subject import SubjectError
 
@@ -43,10 +44,15 @@ def aside() -> Iterator[None]:
 
 def judge(
     console: Console, presets: list[Preset], *, peer: str | None, as_json: bool, strict: bool, workers: int | None,
-    **knobs: Any,
+    records: Path | None = None, **knobs: Any,
 ) -> int:  # fmt: skip
-    """Judge functions one after another, each page printed when it is there; the exit code of them all."""
+    """Judge functions one after another, each page printed when it is there; the exit code of them all.
+
+    ``records`` gets what was found, for ``linattest report``; whether it can be written is tried before anything runs.
+    """
+    _add(records, [])
     results = [_judge(console, preset, workers or default_workers(), strict, **knobs) for preset in presets]
+    _add(records, [record for result in results for record in result.kept()])
     if as_json:
         found = [to_json(result) for result in results]
         print(
@@ -55,6 +61,14 @@ def judge(
             )
         )
     return status(results)
+
+
+def _add(path: Path | None, records: list[Record]) -> None:
+    try:
+        if path is not None:
+            append(path, records)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {path}: {error.strerror or error}", param_hint="--records") from error
 
 
 def status(results: list[Result]) -> int:
@@ -96,7 +110,7 @@ def _judge(console: Console, preset: Preset, workers: int, strict: bool, **knobs
                 preset.subject, executor, watch=lambda jobs, run: with_progress(console, jobs, run), **knobs
             )
     except SubjectError as error:
-        raise typer.BadParameter(str(error), param_hint="FUNCTION") from error
+        raise typer.BadParameter(str(error), param_hint=preset.subject.function) from error
     except BrokenProcessPool:
         result = Result(preset.subject, died=True)
     result.notes += preset.known

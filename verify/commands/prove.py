@@ -10,11 +10,12 @@ from typing import Annotated, get_args
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from linattest.proofs_checks import catalogue
-from linattest.proofs_checks.proof import Method, Proof
+from linattest.proofs_checks import catalogue, pins
+from linattest.proofs_checks.proof import Method, Proof, Status
 from linattest.verify.commands.common import FAILED, NOTHING, OK
 from linattest.verify.environment import environment
 from linattest.verify.executors import default_workers
@@ -29,9 +30,15 @@ def prove(
     method: Annotated[list[str] | None, typer.Option(help="only this method; may be repeated")] = None,
     workers: Annotated[int, typer.Option(min=1, help="processes; default: one a core")] = default_workers(),
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
+    update: Annotated[
+        bool,
+        typer.Option("--update-pins", help="write what the tools were asked to proofs_checks/pins.toml, to be read"),
+    ] = False,
 ) -> None:
-    """Check every statement by machine (z3, sympy, Arb, every input), and that each check refutes a wrong variant."""
+    """Check every statement by machine (z3, sympy, Arb, every 16-bit input, Coq), and that each check refutes a wrong
+    variant and asks what it asked before."""
     wanted, methods = _chosen(ids or []), _methods(method or [])
+    pinned = _pins()
     start = time.perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
@@ -40,6 +47,10 @@ def prove(
             lambda identity, how: how in methods and any(identity.startswith(x) for x in wanted),
             workers, lambda _: bar.advance(task),
         )  # fmt: skip
+    if not proofs:
+        _say(f"nothing to check: no statement of method {', '.join(methods)} begins with {', '.join(wanted)}")
+    if update:
+        proofs = _update(proofs, pinned)
     if as_json:
         print(json.dumps(to_json(proofs, time.perf_counter() - start), indent=2, allow_nan=False))
     else:
@@ -63,8 +74,46 @@ def _methods(names: list[str]) -> tuple[str, ...]:
     return tuple(names) or known
 
 
+def _say(text: str) -> None:
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _pins() -> dict[str, pins.Pin]:
+    """The pins; a file that is broken is a failure, whatever was asked."""
+    try:
+        return pins.read()
+    except ValueError as error:
+        _say(f"{error}; renew it with git, or delete it and run `linattest prove --update-pins`")
+        raise typer.Exit(FAILED) from error
+
+
+def _update(proofs: list[Proof], before: dict[str, pins.Pin]) -> list[Proof]:
+    """Pin what was asked of those that are proved and whose twins are refuted; the others keep what they had."""
+    right = [p for p in proofs if p.status in ("proved", "changed") and p.twin_status == "refuted"]
+    new = {p.id: p.pin for p in right if p.method != "coq"}
+    known = list(catalogue.known_ids())
+    after = {x: new.get(x) or before[x] for x in known if x in new or x in before}
+    if catalogue.broken() or {module.name for module in catalogue.MODULES} & set(known):
+        after |= {x: pin for x, pin in before.items() if x not in after}  # of modules that cannot be imported here
+    try:
+        pins.write(after)
+    except OSError as error:
+        raise typer.BadParameter(
+            f"cannot write {error.filename}: {error.strerror}", param_hint="--update-pins"
+        ) from error
+    renewed, gone = [x for x, pin in new.items() if before.get(x) != pin], sorted(set(before) - set(after))
+    _say(f"{pins.FILE}: {len(renewed)} renewed, {len(gone)} gone, {len(after)} in all")
+    _say("read each beside its words: " + ", ".join(renewed + gone) if renewed or gone else "as it was")
+    return [_as_pinned(p) if p.id in new else p for p in proofs]
+
+
+def _as_pinned(proof: Proof) -> Proof:
+    evidence = {name: text for name, text in proof.evidence.items() if name != "changed"}
+    return msgspec.structs.replace(proof, status="proved", evidence=evidence)
+
+
 def status_of(proofs: list[Proof]) -> int:
-    """0 if everything stands, 1 if something is refuted or unknown, 3 if a tool was missing or nothing was asked."""
+    """0 if everything stands, 1 if something is refuted, unknown or changed, 3 if a tool is missing, or nothing."""
     if any(not proof.stands and proof.status != "skipped" for proof in proofs):
         return FAILED
     return NOTHING if not proofs or any(proof.status == "skipped" for proof in proofs) else OK
@@ -90,10 +139,12 @@ def _print(console: Console, proofs: list[Proof]) -> None:
             f"[{colour}]{proof.status}[/]", f"{proof.id}\n[dim]{proof.statement}[/]", proof.twin_status,
             f"{proof.seconds:.1f}",
         )  # fmt: skip
-    console.print(table)
+    if proofs:
+        console.print(table)
     for proof in (p for p in proofs if not p.stands):
-        console.print(f"[bold]{proof.id}[/]: {proof.status}, twin {proof.twin_status}; {proof.evidence}", markup=True)
-    counts = {s: sum(p.status == s for p in proofs) for s in ("proved", "refuted", "unknown", "skipped")}
+        said = "; ".join(f"{name}: {text}" for name, text in proof.evidence.items())
+        console.print(f"[bold]{proof.id}[/]: {proof.status}, twin {proof.twin_status or 'none'}; {escape(said)}")
+    counts = {s: sum(p.status == s for p in proofs) for s in get_args(Status)}
     console.print(
         ", ".join(f"{n} {s}" for s, n in counts.items()) + f"; {sum(p.stands for p in proofs)} twins rejected"
     )

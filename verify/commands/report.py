@@ -14,7 +14,7 @@ from rich.console import Console
 
 from linattest.verify import drift as drifts
 from linattest.verify.claims.record import read as read_claims
-from linattest.verify.commands.claims import status_of
+from linattest.verify.commands.claims import say_stale, status_of
 from linattest.verify.commands.common import FAILED, NOTHING, OK
 from linattest.verify.report.github import errors
 from linattest.verify.report.junit import junit as to_junit
@@ -41,11 +41,15 @@ def report(
     markdown: Annotated[Path | None, typer.Option(help="write a summary for a pull request; - prints it")] = None,
     github: Annotated[bool, typer.Option("--github", help="print GitHub annotations")] = False,
 ) -> None:
-    """Turn records into reports. The exit code is that of the records: 1 when one failed, or a claim differs."""
+    """Turn records into reports. The exit code is that of the records: 1 when one failed, or a claim differs.
+
+    3 when verdicts on claims are stale.
+    """
     console = Console(stderr=True, markup=False)
     summary = _given("--records", lambda: load(records or []))
     followed = _given("--drift", lambda: drifts.read(drift)) if drift else None
     ledger = _given("--claims", lambda: read_claims(claims)) if claims else None
+    stale = say_stale(console, ledger) if ledger is not None else []
     extras = {name: _object(f"--{name}", path) for name, path in (("selftest", selftest), ("diff", diff)) if path}
     if ledger is not None and not records:
         if html is None or drift or extras or junit or sarif or markdown or github:
@@ -53,7 +57,7 @@ def report(
                 "without --records it makes a page: --html FILE and nothing else", param_hint="--claims"
             )
         _write("--html", html, _page(console, lambda made: made.ledger_page(ledger)))
-        raise typer.Exit(status_of(ledger))
+        raise typer.Exit(status_of(ledger, stale))
     if not summary.records:
         console.print(
             "nothing to report: no record given; make some with `linattest verify --records FILE`, then "
@@ -65,20 +69,42 @@ def report(
         raise typer.BadParameter(
             "name at least one: --html, --junit, --sarif, --markdown, --github", param_hint="report"
         )
-    if html is not None:
-        _write("--html", html, _page(console, lambda made: made.page(summary, followed, claims=ledger, **extras)))
-    for name, path, make in (("--junit", junit, to_junit), ("--sarif", sarif, to_sarif)):
-        if path is not None:
-            _write(name, path, make(summary))
-    if markdown is not None and str(markdown) != "-":
-        _write("--markdown", markdown, to_markdown(summary))
-    elif markdown is not None:
+    if markdown is not None and str(markdown) == "-":
         print(to_markdown(summary), end="")
+        markdown = None
     for line in errors(summary) if github else ():
         print(line)
     console.print(summary.verdict, highlight=False)
-    status = status_of(ledger) if ledger is not None else OK
+    _write_all(
+        console,
+        {
+            "--junit": (junit, lambda: to_junit(summary)),
+            "--sarif": (sarif, lambda: to_sarif(summary)),
+            "--markdown": (markdown, lambda: to_markdown(summary)),
+            "--html": (
+                html,
+                lambda: _page(console, lambda made: made.page(summary, followed, claims=ledger, **extras)),
+            ),
+        },
+    )
+    status = status_of(ledger, stale) if ledger is not None else OK
     raise typer.Exit(FAILED if summary.failed else status)
+
+
+def _write_all(console: Console, files: dict[str, tuple[Path | None, Callable[[], str]]]) -> None:
+    """Every file that can be written; then each that cannot be is named with the reason, as wrong usage."""
+    refused: list[Exception] = []
+    for option, (path, make) in files.items():
+        try:
+            if path is not None:
+                _write(option, path, make())
+        except (typer.BadParameter, typer.Exit) as error:  # the others can be written all the same
+            refused.append(error)
+    unwritten = [error for error in refused if isinstance(error, typer.BadParameter)]
+    for error in unwritten[:-1]:
+        console.print(error.format_message(), style="red", highlight=False, soft_wrap=True)
+    for error in [*refused, *unwritten][-1:]:
+        raise error
 
 
 def _page(console: Console, make: Callable[[ModuleType], str]) -> str:
@@ -111,4 +137,4 @@ def _write(option: str, path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise typer.BadParameter(f"cannot write {path}: {error}", param_hint=option) from error
+        raise typer.BadParameter(f"cannot write {path}: {error.strerror}", param_hint=option) from error

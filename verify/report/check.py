@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from linattest.verify import registry
-from linattest.verify.check import SUPPORTS, Result
+from linattest.verify.check import Result
 from linattest.verify.environment import environment
+from linattest.verify.preparation import SUPPORTS
 from linattest.verify.records import SCHEMA, Record
 from linattest.verify.spec import DTYPES
 
@@ -116,6 +117,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "schema": SCHEMA,
         "function": result.subject.function,
         "operator": result.subject.operator,
+        "source": next((record.source for record in result.records), ""),
         "passed": result.passed,
         "checks": len(result.records),
         "failed": len(result.failed),

@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from linattest.verify.claims.record import Claims, Outcome
-from linattest.verify.claims.verdicts import WORDS, Evidence
+from linattest.verify.claims.verdicts import WORDS, Evidence, Word
+from linattest.verify.report.summary import plural
 
 COLOURS = {
     "proved": "green", "supported": "green", "corrected": "cyan", "refuted": "magenta", "not reproduced": "yellow",
@@ -19,9 +20,9 @@ COLOURS = {
 
 def print_claims(console: Console, found: Claims, *, full: bool) -> None:
     """Counts on top, a row a claim (all its evidence if ``full``), and the differences last."""
-    numbers, outcomes = found.counts, found.claims
-    line = " · ".join(f"[{COLOURS[word]}]{numbers[word]} {word}[/]" for word in WORDS if numbers[word])
-    console.print(f"[bold]{len(outcomes)} claims[/]: {line}")
+    outcomes = found.claims
+    line = " · ".join(f"[{COLOURS[word]}]{text}[/]" for word, text in tally(found).items())
+    console.print(f"[bold]{plural(len(outcomes), 'claim')}[/]: {line}")
     if full:
         for outcome in outcomes:
             _print_one(console, outcome)
@@ -40,6 +41,13 @@ def print_claims(console: Console, found: Claims, *, full: bool) -> None:
             console.print(f"[red]differs[/] {text}", highlight=False, soft_wrap=True)
     if not full and outcomes:
         console.print("all the evidence of one: linattest claims ID", highlight=False)
+
+
+def tally(found: Claims) -> dict[Word | None, str]:
+    """How many have each verdict, in words, and how many have none because the check raised."""
+    counts: dict[Word | None, int] = {word: found.counts[word] for word in WORDS}
+    counts[None] = sum(o.verdict is None for o in found.claims)
+    return {x: plural(n, "error") if x is None else f"{n} {x}" for x, n in counts.items() if n}
 
 
 def _word(o: Outcome) -> str:
@@ -78,7 +86,8 @@ def _print_one(console: Console, o: Outcome) -> None:
             console.print(f"  {label}: {escape(text)}", highlight=False)
     for e in o.evidence:
         console.print("  - " + escape(line(e)), highlight=False)
-    console.print(f"  depends on {escape(', '.join(o.sources)) or 'the row alone'}; hash {o.hash}", highlight=False)
+    rests = ", ".join(o.sources[:3]) + (f" and {len(o.sources) - 3} more (--json)" if len(o.sources) > 3 else "")
+    console.print(f"  depends on {escape(rests) or 'the row alone'}; hash {o.hash}", highlight=False)
 
 
 def line(e: Evidence) -> str:

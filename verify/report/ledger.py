@@ -8,9 +8,10 @@ from typing import Any
 
 from linattest.verify.claims.ledger import outdated
 from linattest.verify.claims.record import Claims, Outcome
-from linattest.verify.claims.verdicts import WORDS, Word
-from linattest.verify.report.claims import brief, line, number, proofs
+from linattest.verify.claims.verdicts import Word
+from linattest.verify.report.claims import brief, line, number, proofs, tally
 from linattest.verify.report.ledger_figures import chart
+from linattest.verify.report.summary import plural
 
 MEANINGS: dict[Word, str] = {
     "proved": "by machine, for all inputs of the scope",
@@ -49,10 +50,11 @@ class Ledger:
     @property
     def verdict(self) -> str:
         """The page in a line."""
-        numbers = ", ".join(f"{self.counts[word]} {word}" for word in WORDS if self.counts[word])
+        numbers = ", ".join(tally(self.found).values()) or "none"
         different = self.counts["different"]
         ending = f"{different} not as the ledger says" if different else "all as the ledger says"
-        return f"{len(self.found.claims)} claims: {numbers}; {ending}"
+        stale = f"; {len(self.outdated)} stale, to be computed again" if self.outdated else ""
+        return f"{plural(len(self.found.claims), 'claim')}: {numbers}; {ending}{stale}"
 
     @property
     def papers(self) -> dict[str, list[Row]]:

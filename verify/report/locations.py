@@ -16,17 +16,20 @@ PACKAGE = "linattest."
 
 
 class Location(msgspec.Struct, frozen=True, kw_only=True):
-    """A path relative to the repository's root, with forward slashes, and a line from 1."""
+    """A path with forward slashes, relative to the repository's root (or absolute), and a line from 1."""
 
     path: str
     line: int
 
 
 def location(record: Record) -> Location | None:
-    """The function that a record judges; the operator's page where no one variant is to blame.
+    """The function that a record judges, the one that is called; the operator's page where no variant is to blame.
 
     ``None`` for an operator or variant that is unknown here, or one that lives outside of linattest.
     """
+    path, _, line = record.source.rpartition(":")
+    if path:
+        return Location(path=path, line=int(line))
     try:
         operator = registry.operator(record.case.operator)
         if record.variant == LOST:

@@ -30,6 +30,9 @@ def markdown(summary: Summary) -> str:
     if summary.stale:
         lines += [f"⚠️ {plural(len(summary.stale), 'record')} made from other sources than the present ones.", ""]
     lines += _table(summary)
+    if left := summary.not_run:
+        named = "; ".join(f"{_prose(operator)} {', '.join(map(_prose, names))}" for operator, names in left.items())
+        lines += [f"Not run, {plural(sum(map(len, left.values())), 'variant')} of these operators: {named}.", ""]
     if summary.failed:
         lines += [f"<details><summary>{plural(len(summary.failed), 'failure')}, and how to repeat them</summary>", ""]
         lines += [line for record in summary.failed[:MOST] for line in _failure(record)]

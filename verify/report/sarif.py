@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -70,7 +72,9 @@ def _result(record: Record, rules: list[str]) -> dict[str, Any]:
     }
     where = location(record)
     if where is not None:
-        artifact = {"uri": where.path, "uriBaseId": "%SRCROOT%"}
+        path = Path(where.path)
+        inside = {"uri": quote(where.path), "uriBaseId": "%SRCROOT%"}
+        artifact = {"uri": path.as_uri()} if path.is_absolute() else inside
         region = {"startLine": where.line}
         result["locations"] = [{"physicalLocation": {"artifactLocation": artifact, "region": region}}]
     return result

@@ -93,6 +93,14 @@ class Summary:
         return [pair for pair in ordered if pair in seen] + sorted(seen - set(ordered))
 
     @cached_property
+    def not_run(self) -> dict[str, list[str]]:
+        """By operator of whose own variants there are records: its variants that have none."""
+        seen = {subject(r) for r in self.records if not r.source}
+        names = {operator for operator, _ in seen}
+        left = {o.name: [v.name for v in o.variants if (o.name, v.name) not in seen] for o in registry.OPERATORS}
+        return {name: variants for name, variants in left.items() if name in names and variants}
+
+    @cached_property
     def dtypes(self) -> list[str]:
         """The dtypes of the records, widest first, unknown ones last."""
         seen = {r.case.dtype for r in self.records}
@@ -135,7 +143,10 @@ def load(paths: Iterable[Path]) -> Summary:
     for path in paths:
         for number, record in enumerate(read(path), start=1):
             if record.schema != SCHEMA:
-                raise ValueError(f"{path}, record {number}: schema={record.schema}, expected {SCHEMA}")
+                raise ValueError(
+                    f"{path}, record {number}: schema={record.schema}, expected {SCHEMA}: another version wrote it; "
+                    "make the file anew with `linattest verify --records FILE`"
+                )
             found.pop(record.key, None)
             found[record.key] = record
             total += 1
@@ -181,6 +192,8 @@ def command(record: Record) -> str:
     """What to type: the saved case where there is one, else the grid it is from; a comment if none has it."""
     if record.replay.startswith("linattest "):
         return record.replay
+    if record.source:
+        return f"# {record.source}: run `linattest check` of it again"
     chosen = "" if record.variant == LOST else f" --variant {record.variant}"
     which = f"linattest verify {record.case.operator}{chosen} --dtype {record.case.dtype}"
     listed = grid_of(record.case)

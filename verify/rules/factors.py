@@ -26,9 +26,15 @@ def sign(e: Evidence) -> Diagnosis | None:
                 rule="sign", fault=f"{name} is applied with the wrong sign",
                 evidence=f"given -{name} in place of {name}, every output is right",
                 suggestion=f"log-gates are at most 0, and exp({name}) is what is kept of the state; if yours is the "
-                f"negative by convention: --map {name}=-{name}",
+                f"negative by convention: --map {_negated(e, name)}",
             )  # fmt: skip
     return None
+
+
+def _negated(e: Evidence, name: str) -> str:
+    """The option that negates an input, under the function's own name for it."""
+    theirs, ours = next((x for x in e.subject.rename.items() if x[1].removeprefix("-") == name), (name, name))
+    return f"{theirs}={'' if ours.startswith('-') else '-'}{name}"
 
 
 def factor(e: Evidence) -> Diagnosis | None:

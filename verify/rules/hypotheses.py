@@ -217,11 +217,14 @@ def state_transposed(e: Evidence) -> Diagnosis | None:
         turned += ["initial"] * e.explains(look, e.exact(look.batch.with_(state=other)))
     if not turned:
         return None
+    said = e.subject.transpose_state
     return Diagnosis(
         rule="state-transposed",
-        fault=f"the {' and the '.join(dict.fromkeys(turned))} state is transposed: [V, K] for [K, V]",
+        fault=f"the {' and the '.join(dict.fromkeys(turned))} state is transposed: "
+        + ("[K, V], and --transpose-state says [V, K]" if said else "[V, K] for [K, V]"),
         evidence="for K = V = 16 the transposed state is right to its rounding, the state itself is not",
-        suggestion="states are [N, HV, K, V]; --transpose-state accepts [N, HV, V, K] throughout",
+        suggestion="states are [N, HV, K, V]; "
+        + ("leave out --transpose-state" if said else "--transpose-state accepts [N, HV, V, K] throughout"),
     )  # fmt: skip
 
 

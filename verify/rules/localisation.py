@@ -15,21 +15,6 @@ CUTS = (13, 37, 61)
 """Tokens from which the inputs change; no two leave the same remainder by any chunk length."""
 
 
-def shape(e: Evidence) -> Diagnosis | None:
-    """An output of another shape than is due."""
-    if e.base.error or e.base.got["o"].shape == e.base.exact["o"].shape:
-        return None
-    got, due = e.base.got["o"].shape, e.base.exact["o"].shape
-    swapped = len(got) == 4 and (got[0], got[2], got[1], got[3]) == due
-    how = ": heads come before tokens" if swapped else ""
-    return Diagnosis(
-        rule="shape", fault="the output has another shape than is due" + how,
-        evidence=f"o has shape {list(got)}, expected {list(due)} = [B, T, HV, V] for {e.base.batch.case.describe()}",
-        suggestion="transpose(1, 2) the output; if the inputs are [B, H, T, ..] too: --head-first"
-        if swapped else "return o as [B, T, HV, V]",
-    )  # fmt: skip
-
-
 def late(e: Evidence) -> Diagnosis | None:
     """Each token has the answer of its neighbour."""
     look = e.base

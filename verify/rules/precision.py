@@ -90,18 +90,37 @@ def overflow(e: Evidence) -> Diagnosis | None:
 
 
 def dtype_only(e: Evidence) -> Diagnosis | None:
-    """All failing checks are of one dtype."""
-    failing = {r.case.dtype for r in e.failed}
-    others = sorted({r.case.dtype for r in e.records} - failing)
+    """All wrong values are of one dtype; properties are tried in one dtype anyway."""
+    values = [r for r in e.records if r.direction != "property"]
+    bad = [r for r in values if r.failed]
+    failing = {r.case.dtype for r in bad}
+    others = sorted({r.case.dtype for r in values} - failing)
     if len(failing) != 1 or not others:
         return None
     dtype = failing.pop()
-    worst = max(e.failed, key=lambda r: math.inf if r.ratio is None else r.ratio)
+    worst = max(bad, key=lambda r: math.inf if r.ratio is None else r.ratio)
     return Diagnosis(
         rule="dtype", fault=f"wrong only for {dtype}",
-        evidence=f"{len(e.failed)} checks in {dtype} fail, none in {', '.join(others)}; worst: {worst.message}",
-        suggestion=f"look at the casts on the {dtype} path, its range, and what is accumulated in it",
+        evidence=f"{len(bad)} checks in {dtype} fail, none in {', '.join(others)}; worst: {worst.message}",
+        suggestion=_twice_rounded(e, dtype)
+        or f"look at the casts on the {dtype} path, its range, and what is accumulated in it",
     )  # fmt: skip
+
+
+def _twice_rounded(e: Evidence, dtype: str) -> str:
+    """Words for an output that is off by two roundings where one is due; empty for another error."""
+    look = e.look(dtype=dtype, K=12)  # K**-0.5 is no power of two
+    if look.error or not np.isfinite(look.got["o"]).all() or dtype not in ("bfloat16", "float16"):
+        return ""
+    got, exact = look.got["o"], look.exact["o"]
+    large = np.abs(exact) > float(np.max(np.abs(exact), initial=0.0)) / 100  # small ones are sums that cancel
+    roundings = float(np.max(np.abs((got - exact)[large] / exact[large]), initial=0.0)) / unit_roundoff(dtype)
+    if not 1.1 < roundings < 3.5:
+        return ""
+    return (
+        f"no output is off by more than {roundings:.2g} roundings of {dtype}, where one is due: something is still "
+        f"computed after the cast to {dtype} (a scale, a sum of two parts); cast last"
+    )
 
 
 def gradient(e: Evidence) -> Diagnosis | None:

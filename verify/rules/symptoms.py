@@ -12,8 +12,16 @@ from linattest.verify.evidence import Diagnosis, Evidence
 from linattest.verify.records import Record
 from linattest.verify.subjects import run
 
+DIGITS = r"\d+"
+
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Lengths that tell apart what T must be a multiple of: each power of two, and once and a half of it."""
+
+
+HINTS = {
+    "nan-contained": "0 * NaN is NaN: leave later tokens out by a slice or where(), not by a product with 0",
+}  # fmt: skip
+"""By property: what often breaks it."""
 
 
 def raises(e: Evidence) -> Diagnosis | None:
@@ -21,36 +29,51 @@ def raises(e: Evidence) -> Diagnosis | None:
     errors = [r for r in e.failed if r.status == "error"]
     if not errors:
         return None
-    kinds = Counter(re.sub(r"\d+", "#", r.message) for r in errors)
+    kinds = Counter(re.sub(DIGITS, "#", r.message) for r in errors)
     kind, count = kinds.most_common(1)[0]
-    mine = [r for r in errors if re.sub(r"\d+", "#", r.message) == kind]
+    mine = [r for r in errors if re.sub(DIGITS, "#", r.message) == kind]
     fine = [r for r in e.records if r.status != "error"]
+    if all(r.direction == "property" for r in fine):  # some run nothing where something cannot be run
+        fine = []
     evidence = f"{count} of {len(e.records)} checks ended in {mine[0].message!r}" + (
         f"; {len(errors) - count} in something else" if len(errors) > count else ""
     )
     smallest = f"the smallest such case: {min(mine, key=_size).case.describe()}"
-    if found := _multiple(e):
-        step, ran, raised = found
+    ran, raised = _lengths(e)
+    if step := _multiple(ran, raised):
         return Diagnosis(
             rule="raises", fault=f"it raises unless T is a multiple of {step}",
             evidence=f"{evidence}; it ran for T = {_listed(ran)} and raised for T = {_listed(raised)}",
             suggestion=f"if it is meant to: --multiple-of {step}; else pad, and mask the last chunk. {smallest}",
         )  # fmt: skip
+    returns = kind.partition(": ")[2].startswith(f"{re.sub(DIGITS, '#', e.subject.name)} returned")
     return Diagnosis(
-        rule="raises", fault=f"it raises, or returns what is not due{_common(mine, fine)}",
-        evidence=evidence, suggestion=smallest,
+        rule="raises", fault=f"it {'returns what is not due' if returns else 'raises'}"
+        + (_common(mine, fine) or _limit(ran, raised)),
+        evidence=evidence,
+        suggestion="return o in the inputs' layout and dtype, or (o, final state)" if returns else smallest,
     )  # fmt: skip
 
 
-def _multiple(e: Evidence) -> tuple[int, list[int], list[int]] | None:
-    """The N > 1 of which T must be a multiple, the lengths that ran and those that raised; ``None`` if none fits."""
+def _lengths(e: Evidence) -> tuple[list[int], list[int]]:
+    """The lengths that ran and those that raised; none of either where T is not what it raises for."""
     if e.subject.multiple > 1 or not any(r.status == "error" and r.case.structure.T for r in e.failed):
-        return None
+        return [], []
     errors = {T: bool(e.look(T=T).error) for T in STEPS}
-    ran, raised = [T for T in STEPS if not errors[T]], [T for T in STEPS if errors[T]]
+    return [T for T in STEPS if not errors[T]], [T for T in STEPS if errors[T]]
+
+
+def _multiple(ran: list[int], raised: list[int]) -> int:
+    """The N > 1 of which T must be a multiple; 0 if none fits."""
     step = min(ran, default=1)
-    fits = step > 1 and all(errors[T] == bool(T % step) for T in STEPS)
-    return (step, ran, raised) if fits else None
+    return step if step > 1 and all(T % step for T in raised) and not any(T % step for T in ran) else 0
+
+
+def _limit(ran: list[int], raised: list[int]) -> str:
+    """In words, up to which length it ran, if longer ones alone raised."""
+    if not ran or not raised or max(ran) > min(raised):
+        return ""
+    return f" for long sequences: it ran up to T = {max(ran)} and raised from T = {min(raised)} on"
 
 
 def _listed(numbers: list[int]) -> str:
@@ -64,6 +87,8 @@ def _size(record: Record) -> int:
 
 def _common(bad: list[Record], fine: list[Record]) -> str:
     """What all bad cases have and no other: in words, or nothing."""
+    if not fine:
+        return " on every input"
     marks = {
         "for an empty sequence (T = 0)": lambda r: r.case.structure.T == 0,
         "for packed sequences": lambda r: r.case.structure.cu_seqlens is not None,
@@ -77,7 +102,7 @@ def _common(bad: list[Record], fine: list[Record]) -> str:
     for words, has in marks.items():
         if all(has(r) for r in bad) and not any(has(r) for r in fine):
             return f" {words}"
-    return "" if fine else " on every input"
+    return ""
 
 
 def inputs_modified(e: Evidence) -> Diagnosis | None:
@@ -170,9 +195,9 @@ def promise(e: Evidence) -> Diagnosis | None:
     said = {p.name: p.statement for p in registry.properties(e.operator)}
     names = list(dict.fromkeys(r.what for r in broken))
     return Diagnosis(
-        rule="promise", fault=f"every value is right, but a promise of the operator is broken: {', '.join(names)}",
+        rule="promise", fault=f"every value is right, but what must hold besides does not: {', '.join(names)}",
         evidence="; ".join(f"{name} ({said[name]}): {_first(broken, name)}" for name in names),
-        suggestion="decide whether your callers rely on it",
+        suggestion="; ".join([*(HINTS[x] for x in names if x in HINTS), "the command below runs the first case again"]),
     )  # fmt: skip
 
 
