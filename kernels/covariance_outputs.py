@@ -100,7 +100,7 @@ def _in_chunk(own, since, w, W, t, C: tl.constexpr, FORGET: tl.constexpr):
     earlier = tl.where(t[:, None] < t[None, :], D * w[:, None], 0.0)
     kept = found + tl.sum(earlier, axis=0)
     # where `kept` is 0, so is beta: any finite number does
-    differences = tl.where(t[:, None] == t[None, :], 1.0, -earlier * (1.0 / tl.maximum(kept, 1e-38))[None, :])
+    differences = tl.where(t[:, None] == t[None, :], 1.0, -earlier * (1.0 / tl.maximum(kept, 2e-38))[None, :])
     return D, differences, w * ratio(kept, kept + w), kept + w
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from linattest.impls.arguments import Sizes
@@ -54,7 +53,7 @@ class Scan(NamedTuple):
             self.cut.table, self.device_sizes, scale, config=config, REVERSED=reversed_, **self.constants(config),
         )  # fmt: skip
         final = k.new_empty(self.cut.N, HV, K, V, dtype=torch.float32)
-        block = min(1024, triton.next_power_of_2(K * V))
+        block = min(1024, launch.width(K * V))
         launch.run(
             decay_scan.scan, self.cut.N * HV * -(-(K * V) // block), states, totals,
             None if boundary is None else boundary.contiguous(), final, self.cut.first, self.cut.each, HV,

@@ -11,8 +11,8 @@ to t, d_t from its start to t, e_s from s to its end (rows of Q, K, V are tokens
 Every decay is the exp of its own segment's sum of gates, never a difference of running sums. The backward
 (decay_backward.py) is the same scan from the other end, so `states`, `scan` and `walk` run either way.
 
-A walk keeps its state transposed, [V, K]: the result of one product is then the left operand of the next, which a
-tensor core reads from registers.
+`outputs` keeps its state transposed, [V, K]: the result of one product is then the left operand of the next, which a
+tensor core reads from registers. The other walks only add to theirs, and keep it as it is stored.
 
 Sources: [GLA], [Mamba2] (chunk form).
 """
@@ -48,7 +48,7 @@ def gates_of(g, strides, i, left):
 @triton.jit
 def advance(S, left, rows, row_strides, columns, column_strides, g, g_strides, i, x, y, scale, K: tl.constexpr,
             V: tl.constexpr, STAGE: tl.constexpr, PRECISION: tl.constexpr, REVERSED: tl.constexpr):  # fmt: skip
-    """The state [BV, BK] after one chunk at the given addresses (before it, if reversed), and its sum of gates."""
+    """The state [BK, BV] after one chunk at the given addresses (before it, if reversed), and its sum of gates."""
     live = i < left
     own, since, until = gates_of(g, g_strides, i, left)
     kept = tl.sum(own, axis=0)
@@ -56,7 +56,7 @@ def advance(S, left, rows, row_strides, columns, column_strides, g, g_strides, i
     a = tile(rows, row_strides, i, x, live, K)  # [C, BK]
     b = tile(columns, column_strides, i, y, live, V)  # [C, BV]
     weighted = operand(b * (scale * weight)[:, None], STAGE)
-    return dot_add(S * tl.exp(kept), tl.trans(weighted), operand(a, STAGE), PRECISION), kept  # [BV, C] [C, BK]
+    return dot_add(S * tl.exp(kept), tl.trans(operand(a, STAGE)), weighted, PRECISION), kept  # [BK, C] [C, BV]
 
 
 @triton.jit
@@ -81,7 +81,7 @@ def states(
         at(v, v_strides, b, h, begin),
         at(g, g_strides, b, h, begin),
     )
-    S = tl.zeros([BV, BK], tl.float32)
+    S = tl.zeros([BK, BV], tl.float32)
     total = tl.sum(tl.zeros([C], tl.float32), axis=0)
     chunks = tl.cdiv(end - begin, C)
     for j in range(0, chunks):
@@ -92,7 +92,7 @@ def states(
         )  # fmt: skip
         total += kept
     index = s.to(tl.int64) * HV + h
-    store_matrix(states + index * (K * V), x, y, tl.trans(S), K, V)
+    store_matrix(states + index * (K * V), x, y, S, K, V)
     if pid % blocks == 0:
         tl.store(totals + index, total)
 
@@ -180,12 +180,12 @@ def walk(
         at(g, g_strides, b, h, begin),
     )
     chunks += (first_chunk(s, table, T, each, LENGTH, C, PACKED) * HV + h) * (K * V)
-    S = tl.trans(load_matrix(edges + (s.to(tl.int64) * HV + h) * (K * V), x, y, K, V))  # [BV, BK]
+    S = load_matrix(edges + (s.to(tl.int64) * HV + h) * (K * V), x, y, K, V)  # [BK, BV]
     count = tl.cdiv(end - begin, C)
     for j in range(0, count):
         n = tl.cast(count - 1 - j if REVERSED else j, tl.int64)
         t = n * C
-        store_matrix(chunks + n * HV * (K * V), x, y, tl.trans(S), K, V)
+        store_matrix(chunks + n * HV * (K * V), x, y, S, K, V)
         S, kept = advance(
             S, end - begin - t, rows + t * k_strides[1], k_strides, columns + t * v_strides[1], v_strides,
             gates + t * g_strides[1], g_strides, i, x, y, scale, K, V, STAGE, PRECISION, REVERSED,

@@ -12,8 +12,9 @@ exceed float16's range, so they are staged in tf32, which has the same 11 bits. 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -78,10 +79,10 @@ def run(kernel: Any, programs: int, *args: Any, config: Config, **constants: Any
         _recorders[-1].append(Launch(kernel, (programs,), args, constants, config))
         return
     first = next(x for x in args if isinstance(x, Tensor))
-    options = {"num_warps": config.warps, "num_stages": config.stages, "enable_fp_fusion": ENABLE_FP_FUSION}
     if first.is_cuda:
-        with torch.cuda.device(first.device) if first.device.index != torch.cuda.current_device() else _HERE:
-            kernel[(programs,)](*args, **constants, **options)
+        index = first.device.index
+        with _HERE if index == torch.cuda.current_device() else torch.cuda.device(index):
+            _launch(kernel, programs, args, constants, config, index)
     elif INTERPRETED:
         kernel[(programs,)](*args, **constants)
     else:
@@ -92,6 +93,62 @@ def run(kernel: Any, programs: int, *args: Any, config: Config, **constants: Any
 
 
 _HERE = contextlib.nullcontext()
+
+_built: dict[Any, tuple[Any, tuple[Any, ...], Any]] = {}
+"""Binary, constants in the order of the signature, and the kernel, which must live on for its id to be its own."""
+
+
+def _launch(
+    kernel: Any, programs: int, args: tuple[Any, ...], constants: dict[str, Any], config: Config, index: int
+) -> None:
+    """Launch what was built for such arguments, or have Triton build it.
+
+    Triton's own way to a binary costs more host time than a small kernel runs; what it specialises on (`_kind`) and the
+    constants name the binary as well.
+    """
+    key = (id(kernel), index, config, *constants.values(), *map(_kind, args))
+    built = _built.get(key)
+    if built is None:
+        options = {"num_warps": config.warps, "num_stages": config.stages, "enable_fp_fusion": ENABLE_FP_FUSION}
+        with _set(environment(constants)):
+            binary = kernel[(programs,)](*args, **constants, **options)
+        _built[key] = binary, tuple(constants[name] for name in kernel.arg_names[len(args) :]), kernel
+    else:
+        binary, tail, _ = built
+        binary[(programs, 1, 1)](*args, *tail)
+
+
+def _kind(x: Any) -> Any:
+    """What Triton builds for: the type of an argument, whether it is 1 or divisible by 16, how a tensor is aligned."""
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() & 15 == 0
+    if isinstance(x, int):
+        return "1" if x == 1 else (x & 15 == 0, x.bit_length() > 31)
+    return tuple([_kind(y) for y in x]) if isinstance(x, tuple) else x.__class__
+
+
+def environment(constants: Mapping[str, Any]) -> dict[str, str]:
+    """Variables that Triton compiles under, by a kernel's constants.
+
+    Products of float32 operands do without Hopper's warpgroup instructions: Triton 3.6 reads outside of shared memory
+    for tiles whose rows are 64 bytes (and for some that are 128, with eight warps), and gives wrong numbers or a fault.
+    """
+    wide = constants.get("STAGE") == triton.language.float32 or constants.get("PRECISION") == "tf32x3"
+    return {"DISABLE_MMA_V3": "1"} if wide else {}
+
+
+@contextlib.contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 # --- arguments -----------------------------------------------------------------------------------------------
@@ -136,9 +193,10 @@ def stage(dtype: torch.dtype) -> triton.language.dtype:
     return triton.language.bfloat16 if dtype == torch.bfloat16 else triton.language.float32
 
 
+@functools.cache
 def width(n: int) -> int:
     """The tile that holds n channels: a power of two, at least 16 for tensor cores."""
-    return max(16, triton.next_power_of_2(n))
+    return max(16, 1 << (n - 1).bit_length())
 
 
 def output(like: Tensor, shape: Sequence[int], *, zero: bool, wide: bool = False) -> Tensor:

@@ -38,6 +38,8 @@ def build(plan: Plan) -> Build:
     For a process of its own: it changes settings of Triton.
     """
     os.environ.pop("TRITON_INTERPRET", None)  # this process compiles; the kernel is imported below
+    os.environ.pop("DISABLE_MMA_V3", None)  # a build before this one may have set it
+    os.environ.update(plan.environment)
     try:
         begin = time.perf_counter()
         compiled, log = _compile(plan)

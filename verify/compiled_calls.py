@@ -64,6 +64,7 @@ class Plan:
     constants: Mapping[tuple[int, ...], Any]
     attributes: Mapping[tuple[int, ...], Any]
     options: Mapping[str, Any]
+    environment: Mapping[str, str]
     config: str
 
     @property
@@ -74,7 +75,7 @@ class Plan:
     @property
     def identity(self) -> str:
         """What makes it another build: everything but the call that asked for it."""
-        parts = (self.signature, self.constants, self.attributes, self.options)
+        parts = (self.signature, self.constants, self.attributes, self.options, self.environment)
         return repr((self.kernel, self.arch, *(sorted(part.items(), key=repr) for part in parts)))
 
 
@@ -193,6 +194,7 @@ def _plan(launch: Any, label: str, arch: int) -> Plan:
         kernel=f"{kernel.__module__}:{kernel.__name__}", call=label, arch=arch, signature=signature,
         constants=constants, attributes=attributes, config=" ".join(shown),
         options={name: getattr(parsed, name) for name in (*options, "maxnreg")},
+        environment=resolve("linattest.kernels.launch:environment")(launch.constants),
     )  # fmt: skip
 
 
