@@ -122,17 +122,16 @@ def _gate(
     passed: dict[tuple[str, str], bool] = {}
     tokens = inputs["q"].shape[1]
     for name, function in candidates.items():
-        leaves = {n: x.detach().requires_grad_(backward) for n, x in inputs.items()}
-
-        def answer(leaves: Tensors = leaves, function: Function = function) -> dict[str, Tensor]:
-            with poisoned():
-                o = function(leaves)
-                return {"o": o} | (gate.gradients(o, leaves, cotangent) if backward else {})
-
-        got = run.attempt(workload, f"gate of {name}", tokens, answer)
         for direction in directions:
-            part = {n: x for n, x in (got or {}).items() if n == "o" or direction == "forward+backward"}
-            verdict = gate.compare(want, part) if got else gate.Verdict(False, None, "it raised")
+
+            def answer(both: bool = direction != "forward", function: Function = function) -> dict[str, Tensor]:
+                leaves = {n: x.detach().requires_grad_(both) for n, x in inputs.items()}
+                with poisoned():
+                    o = function(leaves)
+                    return {"o": o} | (gate.gradients(o, leaves, cotangent) if both else {})
+
+            got = run.attempt(workload, f"gate of {name}, {direction}", tokens, answer)
+            verdict = gate.compare(want, got) if got else gate.Verdict(False, None, "it raised")
             passed[name, direction] = verdict.ok
             run.add(
                 "gates", workload, implementation=name, direction=direction, tokens=tokens, ok=verdict.ok,

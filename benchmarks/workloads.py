@@ -128,6 +128,7 @@ _BETA: dict[str, Draw] = {"beta": _rate}
 _CCQ: dict[str, Draw] = {"q": _unit_feature, "k": _unit_feature, "v": _real, "lam": _rate}
 
 WORKLOADS = (
+    Workload("linear", "", _QKV),
     Workload("gla", "head", _QKV | _GATE),
     Workload("gla", "channel", _QKV | {"g": _channel_gate}),
     Workload("gated_delta_net", "", _QKV | _GATE | _BETA),

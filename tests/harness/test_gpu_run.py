@@ -105,6 +105,25 @@ def test_peer_that_fails_is_recorded_and_fails_nothing(tmp_path: Path, monkeypat
     assert record["failures"][0]["error"] == "RuntimeError: no driver"
 
 
+def test_peer_whose_backward_fails_is_timed_forward(tmp_path: Path, monkeypatch):
+    class Refuses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, o):
+            return o.clone()
+
+        @staticmethod
+        def backward(ctx, do):
+            raise RuntimeError("refused on this compiler")
+
+    right = measure.resolve("linattest.impls.gla:chunk")
+    monkeypatch.setattr(peers, "fla", lambda name: ("fla:f", lambda x: Refuses.apply(right(**x)[0])))
+    status, record = run(tmp_path, "--operators", "gla-head", "--stages", "forward", "forward+backward", "peers",
+                         "--lengths", "64")  # fmt: skip
+    assert status == 0
+    assert {r["direction"] for r in record["timings"] if r["implementation"] == "fla:f"} == {"forward"}
+    assert [f["what"] for f in record["failures"]] == ["gate of fla:f, forward+backward"]
+
+
 def test_kernel_that_raises_is_recorded_and_nothing_is_measured(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(measure, "resolve", lambda path: lambda **_: 1 / 0)
     status, record = run(tmp_path, "--operators", "gla-head", "--lengths", "64")

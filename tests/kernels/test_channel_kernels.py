@@ -148,7 +148,9 @@ def test_strides_are_taken_as_they_are() -> None:
     assert not turned.q.is_contiguous()
     expected = results(x)
     for name, y in results(turned).items():
-        assert torch.equal(y, expected[name]), name
+        # A GPU runs another binary there, which may add in another order.
+        error = float((y - expected[name]).norm() / expected[name].norm())
+        assert error <= (1e-6 if DEVICE == "cuda" else 0), name
 
 
 def test_a_decoded_token_has_the_gradients_of_its_definition() -> None:
