@@ -128,13 +128,13 @@ _BETA: dict[str, Draw] = {"beta": _rate}
 _CCQ: dict[str, Draw] = {"q": _unit_feature, "k": _unit_feature, "v": _real, "lam": _rate}
 
 WORKLOADS = (
-    Workload("linear", "", _QKV),
     Workload("gla", "head", _QKV | _GATE),
     Workload("gla", "channel", _QKV | {"g": _channel_gate}),
     Workload("gated_delta_net", "", _QKV | _GATE | _BETA),
     Workload("ccq", "gla", _CCQ | _GATE, {"backbone": "gla"}),
     Workload("ccq", "gated_delta_net", _CCQ | _GATE | _BETA, {"backbone": "gated_delta_net"}),
     Workload("delta_net", "", _QKV | _BETA),
+    Workload("linear", "", _QKV),
     Workload("delta_scan", "", {"q": _real, "erase": _erase, "write": _write, "v": _real}),
     Workload("covariance_contract", "", {"q": _unit_feature, "k": _unit_feature, "lam": _rate}, attention=False),
     Workload("vla", "", {"q": _feature, "k": _feature, "v": _real, "u": _direction}),

@@ -6,7 +6,7 @@ Two operations one after the other: `covariance_contract`, then the backbone's o
 for bit the backbone's, and so is o_t where lam_t = 0. q~ is handed over in q's dtype: one rounding beyond those of
 the two.
 
-Any backbone that has kernels here (so far `gla`); another one, or a normalised one, is refused by name.
+Any backbone that has kernels here; another one, or a normalised one, is refused by name.
 
 Source: [CCQ], section 2.
 """

@@ -1,4 +1,8 @@
-"""Tile sizes, kept here: no kernel is tuned at run time. So far they are what compiles with few spills; none is timed.
+"""Tile sizes, kept here: no kernel is tuned at run time.
+
+Rows for bfloat16 (2 bytes) of `decay_states`, `decay_outputs`, `channel_*`, `covariance_states`, `covariance_outputs`
+and `delta_*` are the fastest of some that were timed on an H200 at 128 by 128, T = 4096 and 32768; those for float32
+are what compiles with few spills.
 
 A row says how many elements of a state a program keeps (its value block is what fits beside the key width), its warps
 and the stages of its pipelined loop; it is looked up by kernel, bytes of an input element and GPU. A GPU without rows
@@ -27,10 +31,11 @@ class Row(NamedTuple):
 FALLBACK = Row(64 * 64, 4, 2)
 
 TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
-    "decay_states": {(9, 0): {2: Row(128 * 128, 8, 3), 4: Row(64 * 128, 8, 1)}},
-    "decay_outputs": {(9, 0): {2: Row(64 * 128, 8, 2), 4: Row(32 * 128, 8, 1)}},
-    "covariance_states": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(16 * 128, 8, 1)}},
-    "covariance_outputs": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(16 * 128, 8, 1)}},
+    "decay_states": {(9, 0): {2: Row(128 * 128, 4, 3), 4: Row(64 * 128, 8, 1)}},
+    "decay_outputs": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(32 * 128, 8, 1)}},
+    "covariance_states": {(9, 0): {2: Row(128 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
+    "covariance_states_forgetting": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(16 * 128, 8, 1)}},
+    "covariance_outputs": {(9, 0): {2: Row(128 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
     "covariance_step": {(9, 0): {2: Row(32 * 128, 4, 1), 4: Row(32 * 128, 4, 1)}},
     "decay_walk": {(9, 0): {2: Row(128 * 128, 8, 3), 4: Row(64 * 128, 8, 1)}},
     "decay_gradients": {(9, 0): {2: Row(32 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
@@ -41,9 +46,13 @@ TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
     "channel_outputs": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(32 * 128, 8, 1)}},
     "channel_pairs": {(9, 0): {2: Row(64 * 64, 4, 2), 4: Row(64 * 32, 8, 1)}},
     "channel_gradients": {(9, 0): {2: Row(64 * 32, 4, 2), 4: Row(64 * 16, 8, 1)}},
-    "delta_transitions": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(64 * 128, 8, 1)}},
+    "delta_transitions": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
     "delta_scan": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(64 * 128, 4, 2)}},
-    "delta_outputs": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(64 * 128, 8, 1)}},
+    "delta_outputs": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
+    "delta_residuals": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
+    "delta_carry": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
+    "delta_gradients": {(9, 0): {2: Row(64 * 64, 8, 1), 4: Row(16 * 64, 8, 1)}},
+    "delta_step": {(9, 0): {2: Row(32 * 128, 4, 1), 4: Row(32 * 128, 4, 1)}},
 }
 """Kernel -> compute capability -> bytes of an element of q -> row."""
 
@@ -66,4 +75,4 @@ def segment_length(T: int) -> int:
 
     It depends on T alone, so that a sequence gives the same bits in a batch of any size.
     """
-    return CHUNK * (8 if T <= 8192 else 16 if T <= 16384 else 32)
+    return CHUNK * (4 if T <= 4096 else 8 if T <= 8192 else 16 if T <= 16384 else 32)

@@ -154,7 +154,8 @@ def _forward(
         "C": CHUNK, "LENGTH": cut.length, "STAGE": launch.stage(q.dtype), "PRECISION": launch.INPUT_PRECISION[q.dtype],
         "FORGET": cov_g is not None, "WEIGHTED": weight is not None,
     }  # fmt: skip
-    config = configs.choose("covariance_states", q.device, q.dtype, K, K)
+    kind = "covariance_states" if cov_g is None else "covariance_states_forgetting"
+    config = configs.choose(kind, q.device, q.dtype, K, K)
     launch.run(
         covariance_scan.states, cut.segments * H * -(-K // config.block), k, cov_g, weight, records, ks, gs, ws,
         cut.table, (T, cut.each, H), config=config, BV=config.block, **common,

@@ -44,7 +44,7 @@ def _after(g, strides, b, h, t0, end, R: tl.constexpr):
 
 
 @triton.jit
-def _betas(beta, strides, b, h, t0, end, R: tl.constexpr):
+def betas(beta, strides, b, h, t0, end, R: tl.constexpr):
     """beta of R tokens from t0 on, 1 if there is none."""
     factor = tl.full([R], 1.0, tl.float32)
     if beta is not None:
@@ -129,8 +129,8 @@ def inverses(
         g2, g3 = _gates(g, g_strides, b, h, t2, end, R), _gates(g, g_strides, b, h, t3, end, R)
         s0, s1 = _after(g, g_strides, b, h, t0, end, R), _after(g, g_strides, b, h, t1, end, R)
         s2, s3 = _after(g, g_strides, b, h, t2, end, R), _after(g, g_strides, b, h, t3, end, R)
-        b0, b1 = _betas(beta, beta_strides, b, h, t0, end, R), _betas(beta, beta_strides, b, h, t1, end, R)
-        b2, b3 = _betas(beta, beta_strides, b, h, t2, end, R), _betas(beta, beta_strides, b, h, t3, end, R)
+        b0, b1 = betas(beta, beta_strides, b, h, t0, end, R), betas(beta, beta_strides, b, h, t1, end, R)
+        b2, b3 = betas(beta, beta_strides, b, h, t2, end, R), betas(beta, beta_strides, b, h, t3, end, R)
         p0, p1, p2, p3 = tl.cumsum(g0, axis=0), tl.cumsum(g1, axis=0), tl.cumsum(g2, axis=0), tl.cumsum(g3, axis=0)
         m0, m1, m2, m3 = tl.sum(g0, axis=0), tl.sum(g1, axis=0), tl.sum(g2, axis=0), tl.sum(g3, axis=0)
 
@@ -178,30 +178,34 @@ def inverses(
 
 @triton.jit
 def reads(
-    reads, q, write, g, beta, strides, table, sizes,
-    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PLANES: tl.constexpr, PRECISION: tl.constexpr,
+    reads, q, write, g, beta, strides, table, sizes, scale,
+    K: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr, PLANES: tl.constexpr, PRECISION: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """reads [B, T, HV, PLANES * C]: row t, column s is how much of what s wrote t reads, lower(Q W^T * D * beta).
+    """reads [B, T, HV, PLANES * C]: row t, column s is how much of what s wrote t reads, scale lower(Q W^T * D * beta).
 
     A program is a chunk of a head. `write` is the erase key where its factor beta is apart. strides are those of reads,
     q, write, g, beta; sizes T, chunks in a row, HV, and value heads per head of q and of write.
     """
     T, each, HV, per_query, per_write = sizes
     reads_strides, q_strides, w_strides, g_strides, beta_strides = strides
-    c, h, i, channels = tl.program_id(0) // HV, tl.program_id(0) % HV, tl.arange(0, C), tl.arange(0, BK)
+    c, h, i = tl.program_id(0) // HV, tl.program_id(0) % HV, tl.arange(0, C)
     _, b, t0, end = segment(c, table, T, each, C, PACKED)
     live = t0 + i < end
-    Q = tile(at(q, q_strides, b, h // per_query, t0), q_strides, i, channels, live, K)  # [C, BK]
-    W = tile(at(write, w_strides, b, h // per_write, t0), w_strides, i, channels, live, K)  # [C, BK]
-    M = dot(Q, tl.trans(W), PRECISION)  # [C, BK] [BK, C]
+    q, write = at(q, q_strides, b, h // per_query, t0), at(write, w_strides, b, h // per_write, t0)
+    M = tl.zeros([C, C], tl.float32)
+    for k0 in range(0, K, BLOCK):
+        x = k0 + tl.arange(0, BLOCK)
+        Q, W = tile(q, q_strides, i, x, live, K), tile(write, w_strides, i, x, live, K)  # [C, BLOCK]
+        M = dot_add(M, Q, tl.trans(W), PRECISION)  # [C, BLOCK] [BLOCK, C]
+    M *= scale
     if g is None:
         M = tl.where(i[:, None] >= i[None, :], M, 0.0)
     else:
         own = tl.load(at(g, g_strides, b, h, t0) + i * g_strides[1], mask=live, other=0.0).to(tl.float32)
         M *= decays(own, C)
     if beta is not None:
-        M *= _betas(beta, beta_strides, b, h, t0, end, C)[None, :]
+        M *= betas(beta, beta_strides, b, h, t0, end, C)[None, :]
     ptr = at(reads, reads_strides, b, h, t0)
     put(ptr, reads_strides, i, i, live, M, C)
     if PLANES == 2:

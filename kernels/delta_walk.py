@@ -3,10 +3,10 @@
 The state is held transposed, [values, K]: rows are independent of each other, so a program takes some of them, and
 every accumulator that feeds the next dot does so as its left operand, straight from registers. Right operands come as
 they were loaded: decays and beta scale results, not inputs, which stay exact in the type in which they are staged.
-With E, W, Q, V [C, *] of a chunk, and what `delta_inverse` stored (Tm, reads M = lower(Q W^T * D * beta), d, and
+With E, W, Q, V [C, *] of a chunk, and what `delta_inverse` stored (Tm, reads M = scale lower(Q W^T * D * beta), d, and
 f = e * beta), from the state S
 
-    R^T = (V^T - (S E^T) * d) Tm^T,     O^T = (S Q^T) * d + R^T M^T,     S' = d_last S + (R^T * f) W
+    R^T = (V^T - (S E^T) * d) Tm^T,     O^T = scale (S Q^T) * d + R^T M^T,     S' = d_last S + (R^T * f) W
 
 (d and f scale columns.) The map S -> S' of a whole segment is affine, S_end = S_start P + B: P is the walk of
 the rows of the identity with V = 0, B that of rows of zeros. Nothing else is sequential.
@@ -188,23 +188,25 @@ def outputs(
         live = t0 + i < end
         E = tile(at(erase, e_strides, b, h // per_erase, t0), e_strides, i, channels, live, K)  # [C, BK]
         E = operand(E, STAGE)
-        Q = tile(at(q, q_strides, b, h // per_query, t0), q_strides, i, channels, live, K)  # [C, BK]
-        Q = operand(Q, STAGE)
         values = tile(at(v, v_strides, b, h, t0), v_strides, i, rows, live, V)  # [C, BV]
         d, f, kept = factors_of(factors, f_strides, b, h, t0, end, C)
+        known = times(tl.zeros([BV, C], tl.float32), S, tl.trans(E), STAGE, PLANES, PRECISION)  # [BV, BK] [BK, C]
+        x = tl.trans(values).to(tl.float32) - known * d[None, :]
+        R, ptr = tl.zeros([BV, C], tl.float32), at(tm, tm_strides, b, h, t0)
+        R = times_rows(R, x, ptr, tm_strides, live, C, STAGE, PLANES, PRECISION)  # [BV, C] [C, C]
+        Q = tile(at(q, q_strides, b, h // per_query, t0), q_strides, i, channels, live, K)  # [C, BK]
+        Q = operand(Q, STAGE)
+        out = times(tl.zeros([BV, C], tl.float32), S, tl.trans(Q), STAGE, PLANES, PRECISION)  # [BV, BK] [BK, C]
+        ptr = at(reads, reads_strides, b, h, t0)
+        out = times_rows(
+            out * (scale * d)[None, :], R, ptr, reads_strides, live, C, STAGE, PLANES, PRECISION
+        )  # [BV, C] [C, C]
+        put(at(o, o_strides, b, h, t0), o_strides, i, rows, live, tl.trans(out), V)
         if write is None:
             W = E
         else:
             W = tile(at(write, w_strides, b, h // per_write, t0), w_strides, i, channels, live, K)  # [C, BK]
             W = operand(W, STAGE)
-        known = times(tl.zeros([BV, C], tl.float32), S, tl.trans(E), STAGE, PLANES, PRECISION)  # [BV, BK] [BK, C]
-        out = times(tl.zeros([BV, C], tl.float32), S, tl.trans(Q), STAGE, PLANES, PRECISION)  # [BV, BK] [BK, C]
-        x = tl.trans(values).to(tl.float32) - known * d[None, :]
-        R, ptr = tl.zeros([BV, C], tl.float32), at(tm, tm_strides, b, h, t0)
-        R = times_rows(R, x, ptr, tm_strides, live, C, STAGE, PLANES, PRECISION)  # [BV, C] [C, C]
-        ptr = at(reads, reads_strides, b, h, t0)
-        out = times_rows(out * d[None, :], R, ptr, reads_strides, live, C, STAGE, PLANES, PRECISION)  # [BV, C] [C, C]
-        put(at(o, o_strides, b, h, t0), o_strides, i, rows, live, tl.trans(out) * scale, V)
         S = times(S * kept, R * f[None, :], W, STAGE, PLANES, PRECISION)  # [BV, C] [C, BK]
     if final is not None:
         last = s + 1 == tl.load(first + n + 1) if PACKED else (s + 1) % each == 0

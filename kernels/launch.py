@@ -124,7 +124,9 @@ def _kind(x: Any) -> Any:
         return x.dtype, x.data_ptr() & 15 == 0
     if isinstance(x, int):
         return "1" if x == 1 else (x & 15 == 0, x.bit_length() > 31)
-    return tuple([_kind(y) for y in x]) if isinstance(x, tuple) else x.__class__
+    if isinstance(x, tuple):
+        return tuple([_kind(y) for y in x])
+    return ("constant", x.value) if isinstance(x, triton.language.constexpr) else x.__class__
 
 
 def environment(constants: Mapping[str, Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ alone, in processes of their own: a process in which Triton interprets cannot co
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -90,6 +91,7 @@ def calls(quick: bool = False) -> list[Call]:
         for variant in operator.variants
         if variant.kernel
         for options in operator.grid
+        if variant.takes(resolve_options(operator, options))
         for dtype, structure in _structures(decode=variant.kind == "step", quick=quick)
     ]
 
@@ -161,7 +163,10 @@ def _make(call: Call) -> None:
     tensors = {x.name: tensor(x.shape, dtype) for x in operator.inputs_of(options)}
     positional, keywords = spread(operator, tensors)
     axes = {option.name for option in operator.options if not option.passed}
-    keywords: dict[str, Any] = keywords | {name: value for name, value in call.options.items() if name not in axes}
+    function = resolve(call.function)
+    needed = {x.name for x in inspect.signature(function).parameters.values() if x.default is x.empty}
+    said = {name: value for name, value in options.items() if name in needed or name in call.options}
+    keywords: dict[str, Any] = keywords | {name: value for name, value in said.items() if name not in axes}
     if decode or s.initial_state:
         states = {x.name: tensor(x.shape, torch.int64 if x.whole else wide) for x in operator.states_of(options)}
         keywords["initial_state"] = pack_state(operator, states, options)
@@ -169,7 +174,7 @@ def _make(call: Call) -> None:
         keywords["output_final_state"] = True
     if s.cu_seqlens is not None:
         keywords["cu_seqlens"] = torch.tensor(s.cu_seqlens, dtype=torch.int32, device="meta")
-    o, _ = resolve(call.function)(*positional, **keywords)
+    o, _ = function(*positional, **keywords)
     if o.requires_grad:
         o.backward(torch.empty_like(o))
 

@@ -94,7 +94,8 @@ def runs(operator: Operator, variant: Variant, case: Case) -> bool:
     s = case.structure
     needed = {"packed": s.cu_seqlens is not None, "grouped": s.group > 1, "rectangular": s.K != s.V}
     needed["state"] = s.initial_state and bool(operator.states)
-    return case.dtype in variant.dtypes and all(f in variant.supports for f, used in needed.items() if used)
+    taken = case.dtype in variant.dtypes and variant.takes(resolve_options(operator, case.options))
+    return taken and all(f in variant.supports for f, used in needed.items() if used)
 
 
 STEP_TOKENS = 300

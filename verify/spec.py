@@ -65,14 +65,16 @@ class Variant:
 
     ``function`` is "module:name", imported when it is run, so that a page imports no implementation.
     ``kind="step"`` marks a one-token decode step, which the harness drives through the sequence.
-    ``options`` are keywords fixed for this variant; ``staged`` are the named terms of its error budget; ``places``
-    where it can run (``PLACES``).
+    ``options`` are keywords fixed for this variant; ``serves`` the values of the operator's options that it takes,
+    where it does not take them all; ``staged`` are the named terms of its error budget; ``places`` where it can run
+    (``PLACES``).
     """
 
     name: str
     function: str
     kind: Literal["sequence", "step"] = "sequence"
     options: Mapping[str, object] = field(default_factory=dict)
+    serves: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     supports: frozenset[str] = FEATURES
     dtypes: tuple[str, ...] = DTYPES
     staged: tuple[Staged, ...] = ()
@@ -89,6 +91,10 @@ class Variant:
         require(not wrong, f"Variant {self.name!r}: dtypes {wrong}, known: {DTYPES}")
         nowhere = sorted(self.places - set(PLACES)) or not self.places
         require(not nowhere, f"Variant {self.name!r}: places {sorted(self.places)}, expected some of {PLACES}")
+
+    def takes(self, options: Mapping[str, object]) -> bool:
+        """Whether it serves these settings of the operator's options; one that is not in force does not matter."""
+        return all(options[name] in values for name, values in self.serves.items() if name in options)
 
     @property
     def kernel(self) -> bool:
@@ -114,6 +120,7 @@ def kernels(
     operator: str,
     *names: str,
     supports: frozenset[str] = FEATURES,
+    serves: Mapping[str, tuple[object, ...]] | None = None,
     staged: tuple[Staged, ...] = OPERANDS,
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16"),
 ) -> tuple[Variant, ...]:
@@ -121,6 +128,7 @@ def kernels(
 
     Args:
         names: "chunk", "step"; both if none are given.
+        serves: of an option, the values that kernels take; all of every option if not given.
         staged: the budget's terms for the operands of the chunk form's matrix products. A step has none, forward or
             backward, and carries its state from token to token.
     """
@@ -132,7 +140,7 @@ def kernels(
         found.append(
             Variant(
                 name="triton-step" if step else "triton", function=f"linattest.kernels.{operator}:{name}",
-                kind="step" if step else "sequence", supports=supports, dtypes=dtypes,
+                kind="step" if step else "sequence", supports=supports, dtypes=dtypes, serves=serves or {},
                 staged=carried if step else staged, places=frozenset({"interpreter", "cuda"}),
             )
         )  # fmt: skip

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from linattest.verify import devices, registry
 from linattest.verify.examination import Examination
-from linattest.verify.examine import _property, examine, planned
+from linattest.verify.examine import _property, examine, planned, runs
 from linattest.verify.grids import Job, device_grid
 from linattest.verify.inputs import LAYOUTS, Case, Structure, build, lay_out
 from linattest.verify.properties.memory import CANARIES
@@ -231,3 +231,19 @@ def test_a_kernel_that_writes_past_the_end_meets_a_canary(linear: Any):
         examination = Examination(operator, build(operator, case_of()))
         record = _property(examination, operator.variant("triton"), CANARIES)
         assert record.status == status and record.ratios["findings"], record.message
+
+
+def test_kernels_get_only_the_settings_that_they_serve():
+    ccq = registry.operator("ccq")
+    structure = Structure(T=8, K=4, V=4)
+
+    def judged_by(**options: str | bool) -> set[str]:
+        case = Case(operator="ccq", structure=structure, options=options)
+        return {variant.name for variant in ccq.variants if runs(ccq, variant, case)}
+
+    assert {"triton", "triton-step"} <= judged_by(backbone="gated_delta_net")
+    assert {"triton", "triton-step"} <= judged_by()
+    vla: dict[str, str | bool] = {"backbone": "vla"}
+    normalised: dict[str, str | bool] = {"backbone": "linear", "normalizer": True}
+    for options in (vla, normalised):
+        assert judged_by(**options) == {"recurrent", "chunk", "step"}

@@ -1,140 +1,193 @@
-"""The delta scan's forward in Triton against float64; small, since Triton interprets it."""
+"""The delta scan, DeltaNet and Gated DeltaNet in Triton against float64; small, since Triton interprets them."""
 
 from typing import Any
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
-from linattest.impls import delta_scan as impl
-from linattest.kernels import delta_scan
-from linattest.kernels.delta_scan import Operands
+from linattest.impls import delta_net as delta_net_impl
+from linattest.impls import delta_scan as delta_scan_impl
+from linattest.impls import gated_delta_net as gated_impl
+from linattest.kernels import configs, delta_net, delta_rule, delta_scan, gated_delta_net, launch
+from linattest.kernels.delta_rule import Operands
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ROUNDINGS = {torch.float32: 2.0**-21, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-"""Bound of a relative error of norms: eight roundings of an operand (tf32x3, bfloat16, tf32)."""
+ROUNDINGS = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
+"""Bound of a relative error of norms: sixteen roundings of an operand (tf32x3, bfloat16, tf32), since what a token
+writes is a difference."""
+
+NAMES = {"delta_scan": ("q", "erase", "write", "v", "g"), "delta_net": ("q", "k", "v", "beta"),
+         "gated_delta_net": ("q", "k", "v", "g", "beta")}  # fmt: skip
+OURS = {"delta_scan": delta_scan, "delta_net": delta_net, "gated_delta_net": gated_delta_net}
+IMPLS = {"delta_scan": delta_scan_impl, "delta_net": delta_net_impl, "gated_delta_net": gated_impl}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")  # 0 * -inf that a mask discards
 
+each = pytest.mark.parametrize("name", NAMES)
 
-def inputs(T: int, *, B: int = 1, H: int = 1, HV: int = 1, K: int = 5, V: int = 3, apart: bool = False,
-           dtype: torch.dtype = torch.float32) -> Operands:  # fmt: skip
-    """Unit keys, one of them zero, beta up to 2, one gate -inf; `apart` gives a write key of its own."""
+
+def inputs(name: str, T: int, *, B: int = 1, H: int = 1, HV: int = 1, K: int = 5, V: int = 3,
+           dtype: torch.dtype = torch.float32) -> list[Tensor]:  # fmt: skip
+    """Unit keys, one of them zero, beta up to 1, one gate -inf; what is erased is near what is written."""
     torch.manual_seed(T)
-    q, k, w = (torch.nn.functional.normalize(torch.randn(B, T, h, K), dim=-1) for h in (H, H, HV))
-    v, g, beta = torch.randn(B, T, HV, V), -torch.rand(B, T, HV) / 5, 2 * torch.rand(B, T, HV)
+    q, k = (torch.nn.functional.normalize(torch.randn(B, T, H, K), dim=-1) for _ in range(2))
+    write = k.repeat_interleave(HV // H, 2) + torch.randn(B, T, HV, K) / 10
+    g = -torch.rand(B, T, HV) / 5
     g[:, T // 2 : T // 2 + 1] = -torch.inf
     k[:, T // 3 : T // 3 + 1] = 0.0
-    q, k, w, v = (x.to(DEVICE, dtype) for x in (q, k, w, v))
-    return Operands(q, k, w if apart else None, v, g.to(DEVICE), None if apart else beta.to(DEVICE))
+    drawn = {"q": q, "k": k, "erase": k, "write": write, "v": torch.randn(B, T, HV, V), "g": g,
+             "beta": torch.rand(B, T, HV)}  # fmt: skip
+    return [drawn[x].to(DEVICE, torch.float32 if x in ("g", "beta") else dtype) for x in NAMES[name]]
 
 
-def states(x: Operands, N: int) -> Tensor:
-    return torch.randn(N, x.v.shape[2], x.q.shape[3], x.v.shape[3]).to(DEVICE)
+def answers(function: Any, names: tuple[str, ...], xs: list[Tensor], state: Tensor | None, **options: Any) -> dict[
+    str, Tensor
+]:  # fmt: skip
+    """Outputs, and gradients for an upstream gradient that its seed alone decides."""
+    xs = [x.detach().requires_grad_() for x in xs]
+    state = None if state is None else state.clone().requires_grad_()
+    o, final = function(*xs, initial_state=state, scale=-0.3, **options)
+    torch.manual_seed(1)
+    loss = (o.double() * torch.randn(o.shape).to(DEVICE)).sum() + (final * torch.randn(final.shape).to(DEVICE)).sum()
+    loss.backward()
+    found = {"o": o, "final": final}
+    found |= {f"d {n}": x.grad for n, x in zip(names, xs, strict=False) if x.grad is not None}
+    return found if state is None or state.grad is None else found | {"d state": state.grad}
 
 
-def found(x: Operands, state: Tensor | None, offsets: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-    o, final, _ = delta_scan.forward(x, -0.3, state, offsets, output_final_state=True, **options)
-    assert final is not None
-    return o, final
+def errors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:
+    assert found.keys() == wanted.keys()
+    for name, x in found.items():
+        assert x.shape == wanted[name].shape and x.dtype == wanted[name].dtype
+    return {
+        name: float((found[name] - y).detach().double().norm() / y.detach().double().norm().clamp_min(1e-30))
+        for name, y in wanted.items()
+    }
 
 
-def wanted(x: Operands, state: Tensor | None, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """In float64, from the inputs as they were rounded."""
-    HV = x.v.shape[2]
-    erase = x.erase.double().repeat_interleave(HV // x.erase.shape[2], dim=2)
-    beta = 1.0 if x.beta is None else x.beta.double()[..., None]
-    write = x.write.double() if x.write is not None else beta * erase
-    g = None if x.g is None else x.g.double()
-    first = None if state is None else state.double()
-    o, final = impl.recurrent(
-        x.q.double(), erase, write, x.v.double(), g, scale=-0.3, initial_state=first, output_final_state=True,
-        cu_seqlens=offsets,
-    )  # fmt: skip
-    assert final is not None
-    return o, final
+def agree(name: str, xs: list[Tensor], state: Tensor | None, **options: Any) -> dict[str, Tensor]:
+    """What the kernels answer, which is what float64 does."""
+    options = {"output_final_state": True} | options
+    found = answers(OURS[name].chunk, NAMES[name], xs, state, **options)
+    for of, error in errors(found, answers(IMPLS[name].chunk, NAMES[name], xs, state, **options)).items():
+        assert error <= ROUNDINGS[xs[0].dtype], of
+    return found
 
 
-def error(x: Tensor, y: Tensor) -> float:
-    assert x.shape == y.shape
-    return float((x.double() - y).norm() / y.norm().clamp_min(1e-30))
-
-
-def agree(x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], dtype: torch.dtype = torch.float32) -> None:
-    assert x[0].dtype == dtype and x[1].dtype == torch.float32
-    assert error(x[0], y[0]) <= ROUNDINGS[dtype] and error(x[1], y[1]) <= ROUNDINGS[dtype]
-
-
+@each
 @pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
-@pytest.mark.parametrize("apart", [False, True], ids=["beta", "write"])
-def test_outputs_and_states_are_those_of_float64(dtype: torch.dtype, apart: bool):
-    x = inputs(70, H=1, HV=2, apart=apart, dtype=dtype)
-    state = states(x, 1)
-    agree(found(x, state), wanted(x, state), dtype)
+def test_outputs_states_and_gradients_are_those_of_float64(name: str, dtype: torch.dtype):
+    agree(name, inputs(name, 70, HV=2, dtype=dtype), torch.randn(1, 2, 5, 3).to(DEVICE))
 
 
-def test_packed_sequences_are_alone_and_rows_behind_the_last_are_zero():
-    x, offsets = inputs(80, H=2, HV=4), torch.tensor([0, 0, 3, 70, 70], device=DEVICE)
-    state = states(x, 4)
-    o, final = found(x, state, offsets)
-    agree((o, final), wanted(x, state, offsets))
-    assert bool((o[:, 70:] == 0).all())
-    assert torch.equal(final[0], state[0]), "an empty sequence passes its state through"
+@pytest.mark.parametrize("name", ["delta_scan", "gated_delta_net"])
+def test_packed_sequences_are_alone_and_rows_behind_the_last_are_zero(name: str):
+    offsets, state = torch.tensor([0, 0, 3, 70, 70], device=DEVICE), torch.randn(4, 2, 5, 3).to(DEVICE)
+    found = agree(name, inputs(name, 80, HV=2), state, cu_seqlens=offsets)
+    assert all(bool((x[:, 70:] == 0).all()) for of, x in found.items() if of not in ("final", "d state"))
+    assert torch.equal(found["final"][0], state[0]), "an empty sequence passes its state through"
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["from nothing", "from a state"])
-def test_several_segments_with_views_as_they_lie(given: bool):
-    x = inputs(520, B=2, K=3, V=2)
-    x = x._replace(v=x.v.transpose(0, 1).contiguous().transpose(0, 1))
-    state = states(x, 2) if given else None
-    agree(found(x, state), wanted(x, state))
+def test_segments_hand_over_states_and_their_gradients(given: bool, monkeypatch: pytest.MonkeyPatch):
+    """Three segments of two chunks, so that one has neighbours on both sides; views as they lie."""
+    monkeypatch.setattr(configs, "segment_length", lambda T: 128)  # pyright: ignore[reportUnknownLambdaType]
+    xs = inputs("delta_scan", 330, K=16, V=2)
+    xs[4] = xs[4].clamp_min(-1e-4)
+    xs[1:3] = xs[1] / 10, xs[2] / 10  # or nothing of a state would reach another segment
+    xs = [torch.stack([x, x], -1)[..., 0] for x in xs]
+    assert not xs[0].is_contiguous()
+    found = agree("delta_scan", xs, torch.randn(1, 1, 16, 2).to(DEVICE) if given else None)
+    assert not given or float(found["d state"].norm()) > 0.1
+
+
+def test_packed_sequences_of_several_segments(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(configs, "segment_length", lambda T: 64)  # pyright: ignore[reportUnknownLambdaType]
+    offsets = torch.tensor([0, 5, 150, 160], device=DEVICE)
+    agree("gated_delta_net", inputs("gated_delta_net", 170, K=3, V=2), None, cu_seqlens=offsets)
+
+
+def test_erase_may_have_a_head_for_each_value_head():
+    xs = inputs("delta_scan", 9, H=1, HV=2)
+    xs[1] = xs[2] + torch.randn(1, 9, 2, 5).to(DEVICE) / 10
+    agree("delta_scan", xs, None)
 
 
 def test_without_gates_and_one_token():
     for T in (1, 17):
-        x = inputs(T, K=1, V=1)._replace(g=None)
-        state = states(x, 1)
-        agree(found(x, state), wanted(x, state))
+        xs = inputs("delta_scan", T, K=1, V=1)[:4]
+        xs[1] = xs[1] / 10  # with one channel, a write key that equals the erase key would leave nothing of a state
+        agree("delta_scan", xs, torch.randn(1, 1, 1, 1).to(DEVICE))
 
 
-def test_no_tokens_give_no_outputs_and_the_state_as_it_was():
-    x = inputs(0)
-    state = states(x, 1)
-    o, final = found(x, state)
-    assert o.shape == (1, 0, 1, 3) and torch.equal(final, state)
+@each
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("given", [False, True], ids=["from nothing", "from a state"])
+def test_a_step_is_one_token_to_the_last_digits_with_its_gradients(name: str, dtype: torch.dtype, given: bool):
+    xs = inputs(name, 1, B=2, H=2, HV=4, dtype=dtype)
+    named = zip(NAMES[name], xs, strict=True)
+    xs = [-torch.rand(x.shape).to(DEVICE) if n == "g" else torch.randn(x.shape).to(x) for n, x in named]
+    state = torch.randn(2, 4, 5, 3).to(DEVICE) if given else None
+    found = answers(OURS[name].step, NAMES[name], xs, state)
+    wide = ("final", "d g", "d beta", "d state")  # what is kept in float32 has its digits, whatever the inputs
+    for of, error in errors(found, answers(IMPLS[name].step, NAMES[name], xs, state)).items():
+        assert error <= ROUNDINGS[torch.float32 if of in wide else dtype], of
+
+
+def test_a_step_leaves_the_state_it_is_given_alone():
+    state = torch.randn(1, 1, 5, 3).to(DEVICE)
+    before = state.clone()
+    _, after = gated_delta_net.step(*inputs("gated_delta_net", 1), initial_state=state)
+    assert torch.equal(state, before) and not torch.equal(state, after)
+
+
+def test_no_tokens_give_no_outputs_and_the_state_and_its_gradient_as_they_were():
+    state = torch.randn(1, 1, 5, 3).to(DEVICE).requires_grad_()
+    o, final = gated_delta_net.chunk(*inputs("gated_delta_net", 0), initial_state=state, output_final_state=True)
+    assert o.shape == (1, 0, 1, 3) and final is not None and torch.equal(final, state)
+    (grad,) = torch.autograd.grad(final, state, torch.ones_like(final))
+    assert torch.equal(grad, torch.ones_like(grad))
 
 
 def test_a_second_plane_holds_more_digits_than_one():
-    x = inputs(70, dtype=torch.bfloat16)
-    state = states(x, 1)
-    final = wanted(x, state)[1]
-    assert error(found(x, state, planes=2)[1], final) < error(found(x, state, planes=1)[1], final)
-
-
-def test_nan_in_one_head_stays_there():
-    x = inputs(70, HV=2)
-    x.v[0, 5, 0, 0] = torch.nan
-    o, final = found(x, None)
-    assert (
-        bool(o[:, 5:, 0, 0].isnan().any()) and bool(o[:, :, 1].isfinite().all()) and bool(final[:, 1].isfinite().all())
+    q, k, v, g, beta = inputs("gated_delta_net", 70, dtype=torch.bfloat16)
+    state = torch.randn(1, 1, 5, 3).to(DEVICE)
+    wide = gated_impl.recurrent(
+        *(x.double() for x in (q, k, v, g, beta)), initial_state=state.double(), output_final_state=True
+    )[1]
+    assert wide is not None
+    one, two = (
+        delta_rule.forward(Operands(q, k, None, v, g, beta), 1.0, state, None, planes=n)[1].double() for n in (1, 2)
     )
+    assert float((two - wide).norm()) < float((one - wide).norm())
 
 
-@pytest.mark.parametrize("fault", ["an inverse without its lower blocks", "writes that do not fade"])
-def test_a_fault_in_what_a_chunk_stores_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch):
-    """Such a kernel is far outside the bound, so the bound says something."""
-    invert = delta_scan._invert  # pyright: ignore[reportPrivateUsage]
+def test_nan_in_one_head_stays_there_backwards_too():
+    xs = inputs("gated_delta_net", 70, HV=2)
+    xs[2][0, 5, 0, 0] = torch.nan
+    found = answers(gated_delta_net.chunk, NAMES["gated_delta_net"], xs, None, output_final_state=True)
+    assert bool(found["o"][:, 5:, 0, 0].isnan().any()) and bool(found["d beta"][:, 5:, 0].isnan().any())
+    for of in ("o", "d v", "d g", "d beta"):
+        assert bool(found[of][:, :, 1].isfinite().all()), of
+    assert bool(found["final"][:, 1].isfinite().all())
 
-    def faulty(x: Operands, saved: delta_scan.Saved, *rest: Any) -> None:
-        invert(x, saved, *rest)
-        if fault == "writes that do not fade":
-            saved.factors[..., 1] = 1.0
-        else:
-            block = torch.arange(saved.tm.shape[1], device=DEVICE) % 64 // 16
-            lower = block[:, None] != torch.arange(64, device=DEVICE)[None, :] // 16
-            saved.tm.masked_fill_(lower[None, :, None], 0.0)
 
-    monkeypatch.setattr(delta_scan, "_invert", faulty)
-    x = inputs(70)
-    state = states(x, 1)
-    assert max(map(error, found(x, state), wanted(x, state))) > 1000 * ROUNDINGS[torch.float32]
+def test_builds_for_other_strides_are_told_apart():
+    """Strides in a tile are constants of a kernel: a build for 16 heads is none for 8."""
+    few, many = (delta_rule.strides(torch.empty(1, 64, heads, 16)) for heads in (8, 16))
+    assert launch.INTERPRETED or launch._kind(few) != launch._kind(many)  # pyright: ignore[reportPrivateUsage]
+    constants = [triton.language.constexpr(n) for n in (128, 256, 128)]
+    kinds = [launch._kind((16, n)) for n in constants]  # pyright: ignore[reportPrivateUsage]
+    assert kinds[0] == kinds[2] != kinds[1]
+
+
+def test_launches_can_be_listed_without_memory():
+    xs = [x.to("meta").requires_grad_() for x in inputs("gated_delta_net", 600)]
+    with launch.recording() as launches:
+        gated_delta_net.chunk(*xs)[0].sum().backward()
+    assert [x.kernel.__name__ for x in launches] == [
+        *("inverses", "reads", "transitions", "scan", "outputs"),
+        *("residuals", "accumulate", "scan", "carry", "gradients"),
+    ]

@@ -27,7 +27,7 @@ from linattest.verify.numbers import Context
 from linattest.verify.operators import covariance_contract, delta_net, gated_delta_net, gla, linear, vla
 from linattest.verify.properties.covariance import IS_ITS_BACKBONE, MEMORY_UNTOUCHED
 from linattest.verify.signature import Input, Option, State, option_is
-from linattest.verify.spec import Operator, ours
+from linattest.verify.spec import Operator, kernels, ours
 
 BACKBONES = {
     "linear": linear.oracle,
@@ -57,6 +57,9 @@ def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
 def _normalised(options: Any) -> bool:
     return options["backbone"] in ("linear", "vla") and options["normalizer"]
 
+
+IN_KERNELS = {"backbone": ("linear", "gla", "delta_net", "gated_delta_net"), "normalizer": (False,)}
+"""What kernels are there for."""
 
 OPERATOR = Operator(
     name="ccq",
@@ -115,8 +118,12 @@ OPERATOR = Operator(
     ),
     families=("random", "duplicate", "coherent", "orthogonal", "zeros", "fading", "captured"),
     ungrouped=option_is("backbone", "vla"),
-    variants=ours("ccq", "recurrent", "chunk", "step"),
-    limitations=(covariance_contract.FADED_COUNT, covariance_contract.FADED_GATE),
+    variants=(*ours("ccq", "recurrent", "chunk", "step"), *kernels("ccq", serves=IN_KERNELS)),
+    limitations=(
+        covariance_contract.FADED_COUNT,
+        covariance_contract.FADED_GATE,
+        *covariance_contract.FADED_IN_KERNELS,
+    ),
     properties=(IS_ITS_BACKBONE, MEMORY_UNTOUCHED),
-    reading=("impls/ccq.py", "impls/covariance_contract.py", "verify/properties/covariance.py"),
+    reading=("impls/ccq.py", "impls/covariance_contract.py", "kernels/ccq.py", "verify/properties/covariance.py"),
 )  # fmt: skip

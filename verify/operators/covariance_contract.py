@@ -21,12 +21,13 @@ forgetting are ours.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from linattest.verify.numbers import Context
 from linattest.verify.properties.covariance import ANY_ORDER, CONTRACTS_NOTHING, SIGMA
 from linattest.verify.signature import Input, Option, State, option_is
-from linattest.verify.spec import FEATURES, Limitation, Operator, ours
+from linattest.verify.spec import FEATURES, Limitation, Operator, kernels, ours
 
 
 def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -91,6 +92,9 @@ FADED_COUNT = Limitation(
 )
 """Of every decode step that carries a covariance."""
 
+FADED_IN_KERNELS = tuple(replace(FADED_COUNT, variant=variant) for variant in ("triton", "triton-step"))
+"""A kernel carries the count in float32 through a sequence too."""
+
 FADED_GATE = Limitation(
     variant="chunk",
     families=("fading",),
@@ -136,9 +140,13 @@ OPERATOR = Operator(
     options=AXES,
     grid=({}, {"forgetting": True, "weighted": True}, {"forgetting": True}, {"weighted": True}),
     families=("random", "fading", "duplicate", "coherent", "one_direction", "orthogonal", "far", "zeros", "captured"),
-    variants=ours("covariance_contract", "recurrent", "chunk", "step", supports=FEATURES - {"grouped"}),
+    variants=(
+        *ours("covariance_contract", "recurrent", "chunk", "step", supports=FEATURES - {"grouped"}),
+        *kernels("covariance_contract", supports=FEATURES - {"grouped"}),
+    ),
     limitations=(
         FADED_COUNT,
+        *FADED_IN_KERNELS,
         FADED_GATE,
         FAINT_GATE,
         FAINT_SCATTER,
@@ -152,5 +160,5 @@ OPERATOR = Operator(
         ),
     ),
     properties=(CONTRACTS_NOTHING, SIGMA, ANY_ORDER),
-    reading=("impls/covariance_contract.py", "impls/decay_scan.py"),
+    reading=("impls/covariance_contract.py", "impls/decay_scan.py", "kernels/covariance_contract.py"),
 )

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from linattest.verify.numbers import Context
-from linattest.verify.spec import Input, Operator, Option, State, ours
+from linattest.verify.spec import Input, Operator, Option, State, kernels, ours
 
 
 def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -46,6 +46,6 @@ OPERATOR = Operator(
     options=(Option(name="scale", default=None, derived="K**-0.5"),),
     grid=({}, {"scale": 1.0}, {"scale": 0.37}),
     families=("random", "duplicate", "coherent", "orthogonal", "zeros", "subnormal", "captured"),
-    variants=ours("delta_net", "recurrent", "chunk", "step"),
-    reading=("impls/delta_net.py", "impls/delta_scan.py"),
+    variants=(*ours("delta_net", "recurrent", "chunk", "step"), *kernels("delta_net")),
+    reading=("impls/delta_net.py", "impls/delta_scan.py", "kernels/delta_net.py", "kernels/delta_rule.py"),
 )

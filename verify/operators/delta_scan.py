@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from linattest.verify.numbers import Context
-from linattest.verify.spec import Input, Limitation, Operator, Option, State, ours
+from linattest.verify.spec import Input, Limitation, Operator, Option, State, kernels, ours
 
 
 def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -49,7 +49,7 @@ OPERATOR = Operator(
     options=(Option(name="scale", default=None, derived="K**-0.5"),),
     grid=({}, {"scale": 1.0}, {"scale": -2.0}),
     families=("random", "duplicate", "coherent", "orthogonal", "zeros", "tiny", "huge", "subnormal", "captured"),
-    variants=ours("delta_scan", "recurrent", "chunk", "step"),
+    variants=(*ours("delta_scan", "recurrent", "chunk", "step"), *kernels("delta_scan")),
     limitations=(
         Limitation(
             variant="chunk",
@@ -62,5 +62,5 @@ OPERATOR = Operator(
             "of what the token loop has as 0",
         ),
     ),
-    reading=("impls/delta_scan.py",),
+    reading=("impls/delta_scan.py", "kernels/delta_scan.py", "kernels/delta_rule.py"),
 )

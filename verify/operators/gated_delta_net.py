@@ -21,7 +21,7 @@ from typing import Any
 from linattest.verify.numbers import Context
 from linattest.verify.properties.reductions import NO_GATE_IS_DELTA_NET
 from linattest.verify.signature import Input, Option, State
-from linattest.verify.spec import Operator, ours
+from linattest.verify.spec import Operator, kernels, ours
 
 
 def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -52,7 +52,7 @@ OPERATOR = Operator(
     options=(Option(name="scale", default=None, derived="K**-0.5"),),
     grid=({}, {"scale": 1.0}, {"scale": -2.0}),
     families=("random", "duplicate", "coherent", "orthogonal", "zeros", "subnormal", "captured"),
-    variants=ours("gated_delta_net", "recurrent", "chunk", "step"),
+    variants=(*ours("gated_delta_net", "recurrent", "chunk", "step"), *kernels("gated_delta_net")),
     properties=(NO_GATE_IS_DELTA_NET,),
-    reading=("impls/gated_delta_net.py", "impls/delta_scan.py"),
+    reading=("impls/gated_delta_net.py", "impls/delta_scan.py", "kernels/gated_delta_net.py", "kernels/delta_rule.py"),
 )

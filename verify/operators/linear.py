@@ -19,7 +19,7 @@ from typing import Any
 
 from linattest.verify.numbers import Context
 from linattest.verify.signature import Input, Option, State, option_is
-from linattest.verify.spec import Operator, ours
+from linattest.verify.spec import Operator, kernels, ours
 
 
 def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -59,6 +59,9 @@ OPERATOR = Operator(
     ),
     grid=({}, {"normalizer": True}, {"scale": -2.0}, {"normalizer": True, "eps": 30.0}),
     families=("random", "duplicate", "coherent", "zeros", "tiny", "huge", "subnormal", "captured"),
-    variants=ours("linear", "recurrent", "chunk", "step"),
-    reading=("impls/linear.py",),
+    variants=(
+        *ours("linear", "recurrent", "chunk", "step"),
+        *kernels("linear", serves={"normalizer": (False,)}),
+    ),
+    reading=("impls/linear.py", "kernels/linear.py"),
 )

@@ -1,0 +1,69 @@
+"""Gated DeltaNet in Triton: the delta scan with erase = k, write = beta k and a gate, beta k being made nowhere.
+
+    S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,   o_t = scale S_t^T q_t   (S [K, V] a value head)
+
+Keys are used as given: callers normalise them. What is launched is in delta_rule.py and delta_scan.py.
+
+Source: [GatedDeltaNet].
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from linattest.impls import arguments
+from linattest.impls.arguments import Sizes
+from linattest.kernels import delta_scan
+from linattest.kernels.delta_rule import Operands
+
+
+def chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    validate: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Chunk-parallel form on a GPU: arguments, results and errors as `linattest.impls.gated_delta_net.recurrent`.
+
+    q, k [B, T, H, K], v [B, T, HV, V] (HV a multiple of H) of one dtype: float32, bfloat16 or float16; widths 1 to 256;
+    g, beta [B, T, HV] of that dtype or float32; `initial_state` S [N, HV, K, V] float32. Returns o [B, T, HV, V] in v's
+    dtype and the final state (None unless `output_final_state`). Any strides, no copies.
+
+    `validate` checks values too (gates, beta, offsets), which waits for the GPU. Raises TypeError for float64 inputs.
+    """
+    sizes = _check(q, k, v, g, beta, validate)
+    x = Operands(q, k, None, v, g, beta)
+    return delta_scan.run(x, sizes, scale, initial_state, output_final_state, cu_seqlens, validate)
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    validate: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `chunk`."""
+    sizes = _check(q, k, v, g, beta, validate)
+    return delta_scan.run_step(Operands(q, k, None, v, g, beta), sizes, scale, initial_state)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, validate: bool) -> Sizes:
+    B, T, _, HV, _, _ = sizes = arguments.check_qkv(q, k, v)
+    for name, x in (("g", g), ("beta", beta)):
+        arguments.check_per_head(name, x, {"[B, T, HV]": (B, T, HV)}, q)
+    if arguments.check_flag("validate", validate):
+        arguments.check_gate_values("g", g)
+        arguments.check_finite_values("beta", beta)
+    return sizes
