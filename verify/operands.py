@@ -8,7 +8,9 @@ samples of what such a computation loses.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,7 +43,7 @@ class Format:
 
     def spacing(self, x: torch.Tensor) -> torch.Tensor:
         """The distance from each number to the next of larger size, with the number's sign."""
-        return (x.view(torch.int64) & EXPONENT).view(torch.float64) * 2.0**-self.bits
+        return (x.view(torch.int64) & EXPONENT).view(torch.float64).mul_(2.0**-self.bits)
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
         """What a float64 tensor becomes in this type."""
@@ -51,11 +53,20 @@ class Format:
             given = given + (1 << (lost - 1))
         return torch.where(x.isfinite(), (given & (-1 << lost)).view(torch.float64), x)
 
-    def dithered(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    def dithered(self, x: torch.Tensor, offsets: random.Random) -> torch.Tensor:
         """Each number that is not of this type moved by a random amount, as large as one that rounding takes."""
-        amount = torch.rand(x.shape, generator=generator, dtype=torch.float64, device=x.device)
-        amount = amount - 0.5 if self.nearest else -amount
-        return torch.where(self.holds(x) | ~x.isfinite(), x, x + amount * self.spacing(x))
+        count = x.numel()
+        size = 1 << max(20, count.bit_length() + 1)
+        start = offsets.randrange(size - count) if count else 0
+        amount = self.spacing(x).mul_(roundings(self.nearest, size)[start : start + count].view(x.shape))
+        return amount.masked_fill_(self.holds(x), 0.0).add_(x)  # infinity and NaN are of every type
+
+
+@cache
+def roundings(nearest: bool, count: int) -> torch.Tensor:
+    """A pool of what rounding moves numbers by, in units of their spacing: a stretch of it serves a tensor."""
+    amount = torch.rand(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    return amount - 0.5 if nearest else -amount
 
 
 BFLOAT16 = Format("bfloat16", 7, nearest=True)
@@ -68,7 +79,7 @@ class RoundedOperands(TorchDispatchMode):
     def __init__(self, form: Format, seed: int | None = None) -> None:
         super().__init__()
         self.form = form
-        self.generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self.offsets = None if seed is None else random.Random(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         places = PRODUCTS.get(func._schema.name.removeprefix("aten::").rstrip("_"), ())
@@ -80,4 +91,4 @@ class RoundedOperands(TorchDispatchMode):
         if x.dtype != torch.float64:
             return x
         dense = x.contiguous()
-        return self.form.rounded(dense) if self.generator is None else self.form.dithered(dense, self.generator)
+        return self.form.rounded(dense) if self.offsets is None else self.form.dithered(dense, self.offsets)

@@ -48,6 +48,7 @@ class RandomRounding(TorchDispatchMode):
         super().__init__()
         self.offsets = random.Random(seed)
         self.tiny = tiny
+        self.scratch = np.empty(0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -67,15 +68,26 @@ class RandomRounding(TorchDispatchMode):
         count = x.numel()
         if x.dtype != torch.float64 or count == 0:
             return x
-        pool = signs(1 << max(20, count.bit_length() + 1))
-        start = self.offsets.randrange(len(pool) - count)
+        size = 1 << max(20, count.bit_length() + 1)
+        start = self.offsets.randrange(size - count)
         values = x.numpy()
-        amount = np.sign(values)
-        amount *= self.tiny
-        amount += values * STEP
-        amount *= pool[start : start + count].reshape(values.shape)
-        values += amount
+        if self._tiny_counts(values):
+            amount = np.sign(values)
+            amount *= self.tiny
+            amount *= signs(size)[start : start + count].reshape(values.shape)
+            values *= factors(size)[start : start + count].reshape(values.shape)
+            values += amount
+        else:
+            values *= factors(size)[start : start + count].reshape(values.shape)
         return x
+
+    def _tiny_counts(self, values: NDArray[np.float64]) -> bool:
+        """Whether a number other than 0 is so small that `tiny` is not below half its last digit."""
+        if self.scratch.size < values.size:
+            self.scratch = np.empty(values.size)
+        sizes = np.abs(values, out=self.scratch[: values.size].reshape(values.shape))
+        small = np.count_nonzero(sizes < self.tiny * 2.0**54)
+        return bool(small > 0 and small > values.size - np.count_nonzero(values))
 
 
 @cache
@@ -89,3 +101,9 @@ def fresh_results(func: Any) -> tuple[bool, ...]:
 def signs(count: int) -> NDArray[np.float64]:
     """A pool of random +1 and -1; an operation takes a stretch of it from a random place."""
     return np.random.Generator(np.random.PCG64(count)).choice(np.array([-1.0, 1.0]), count)
+
+
+@cache
+def factors(count: int) -> NDArray[np.float64]:
+    """1 + STEP or 1 - STEP, with the signs of `signs`."""
+    return 1.0 + STEP * signs(count)
