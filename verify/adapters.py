@@ -208,7 +208,7 @@ class Adapter:
     ) -> tuple[torch.Tensor, Any]:
         o, rest = parts(self.subject, self.operator, result)
         sizes = self._sizes(tensors, given)
-        hold_output(self.subject, self.operator, o, sizes, tensors[0].dtype)
+        hold_output(self.subject, self.operator, o, rest, sizes, tensors[0].dtype)
         state = None
         if given.get("output_final_state") or self.subject.kind == "step":
             state = rest[0] if len(rest) == 1 else tuple(rest) or None

@@ -9,7 +9,7 @@ assert result.passed, str(result)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,12 @@ from linattest.verify.diagnosis import diagnose
 from linattest.verify.evidence import Diagnosis
 from linattest.verify.executors import InProcess
 from linattest.verify.given import operator_of
-from linattest.verify.grids import Job, grid, ungroup
+from linattest.verify.grids import Job, grid, settings, ungroup
+from linattest.verify.inputs import Case, Structure, resolve_options
 from linattest.verify.preparation import prepare
 from linattest.verify.records import Record
+from linattest.verify.signature import Input
+from linattest.verify.spec import Operator
 from linattest.verify.subject import Subject, hand_over, source
 
 
@@ -136,14 +139,35 @@ def examine_subject(
     result = Result(subject, records, [], not_tried, notes, campaign.seconds, campaign.interrupted)
     if result.failed and not result.interrupted:
         wrong = [record for record in result.records if not (record.failed and promise_of(record))]
-        result.diagnoses = executor.submit(diagnose, subject, wrong).result()
+        result.diagnoses = executor.submit(diagnose, subject, wrong, tuple(result.broken)).result()
     return result
+
+
+RESETS = Structure(T=20, K=8, V=5, H=2)
+"""Small inputs in which some log-gates are -inf, which is legal (a reset) and no family of the operators draws."""
+
+WIDE = Structure(T=2, K=72, V=72)
+"""More channels than a block of 64 has: the grid of a first impression has none, and a sample others."""
+
+
+def besides(operator: Operator, quick: bool, seed: int) -> list[Job]:
+    """Jobs of a user's function beside the operator's grid, in every setting with a gate, or in the first."""
+    common: dict[str, Any] = {"operator": operator.name, "dtype": "float32", "seed": seed, "gradient": False}
+    gated = [o for o in settings(operator) if any(x.domain == "log_gate" for x in _inputs(operator, o))]
+    found = [Case(structure=RESETS, family="resets", options=o, **common) for o in gated]
+    if quick:
+        found.append(Case(structure=WIDE, options=operator.grid[0], **common))
+    return [Job(case) for case in found]
+
+
+def _inputs(operator: Operator, options: Any) -> Iterable[Input]:
+    return operator.inputs_of(resolve_options(operator, options))
 
 
 def jobs_of(subject: Subject, quick: bool, full: bool, seed: int) -> list[Job]:
     """The operator's grid, cut down to what the function takes: no length or family is lost for a missing feature."""
     operator, found = operator_of(subject), dict[tuple[str, bool], Job]()
-    for i, job in enumerate(grid(operator, quick=quick, full=full, seed=seed)):
+    for i, job in enumerate([*grid(operator, quick=quick, full=full, seed=seed), *besides(operator, quick, seed)]):
         s, supports = job.case.structure, subject.supports
         if s.cu_seqlens is not None and "packed" not in supports:
             continue

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from linattest.verify.evidence import Diagnosis, Evidence
 from linattest.verify.records import Record
-from linattest.verify.rules.factors import factor, sign
+from linattest.verify.rules.conditions import dtype_only, together
+from linattest.verify.rules.factors import factor, passed_through, sign
 from linattest.verify.rules.hypotheses import (
     gate,
     heads,
@@ -24,38 +25,44 @@ from linattest.verify.rules.hypotheses import (
 )
 from linattest.verify.rules.layouts import layout, shape
 from linattest.verify.rules.localisation import boundary, future, late, packed, tail
+from linattest.verify.rules.orders import order
 from linattest.verify.rules.parts import one_channel, one_head
-from linattest.verify.rules.precision import dtype_only, gradient, overflow, rounding_of
-from linattest.verify.rules.symptoms import inputs_modified, no_graph, promise, raises, unrepeatable, where
+from linattest.verify.rules.permuted import permuted
+from linattest.verify.rules.precision import gradient, overflow, rounding_of
+from linattest.verify.rules.raising import raises
+from linattest.verify.rules.rows import rows
+from linattest.verify.rules.symptoms import inputs_modified, no_graph, promise, unrepeatable, where
 from linattest.verify.subject import Subject
 
 Rule = Callable[[Evidence], Diagnosis | None]
 
 SPECIFIC: tuple[Rule, ...] = (
-    layout, inputs_modified, unrepeatable, shape, late, future, tail, boundary, state_ignored, state_transposed,
-    state_narrow, heads, packed, scale, ignored, sign, gate, triangle, one_head, one_channel, factor, overflow,
-    no_graph, gradient, rounding_of, raises,
+    layout, inputs_modified, unrepeatable, shape, order, late, future, tail, boundary, state_ignored, state_transposed,
+    state_narrow, heads, packed, scale, ignored, sign, gate, triangle, passed_through, rows, permuted, one_head,
+    one_channel, factor, overflow, no_graph, gradient, rounding_of, raises,
 )  # fmt: skip
 """Rules that name a fault."""
 
-GENERAL: tuple[Rule, ...] = (dtype_only, where, promise)
+GENERAL: tuple[Rule, ...] = (dtype_only, where, together, promise)
 """Rules that say where something is wrong."""
 
 IMPLIED = {
-    "layout": {*SPECIFIC, *GENERAL}, "one-head": {one_channel, factor, gradient, rounding_of},
-    "one-channel": {factor, gradient, rounding_of},
+    "layout": {*SPECIFIC, *GENERAL}, "order": {*SPECIFIC, *GENERAL},
+    "one-head": {one_channel, factor, overflow, gradient, rounding_of}, "one-channel": {factor, gradient, rounding_of},
+    "permuted": {one_head, one_channel, factor, gradient, rounding_of}, "rows": {gradient},
     "unrepeatable": {future, packed, ignored, gradient}, "ignored": {gate, factor},
-    "shape": {raises}, "late": {future, rounding_of, factor},
-    "scale": {factor}, "sign": {overflow, gradient}, "gate": {factor}, "triangle": {factor}, "factor": {rounding_of},
+    "shape": {order, raises}, "late": {future, rounding_of, factor},
+    "scale": {factor}, "sign": {overflow, gradient}, "gate": {factor, passed_through}, "triangle": {factor},
+    "passed-through": {factor, gradient, rounding_of}, "factor": {rounding_of},
     "state-narrow": {rounding_of}, "future": {rounding_of},
     "no-gradient": {gradient}, "overflow": {gradient}, "inputs-modified": {no_graph, gradient},
-    "dtype": {where, promise}, "where": {promise},
+    "dtype": {where, together, promise}, "where": {together, promise}, "together": {promise},
 }  # fmt: skip
 """What a fault looks like besides: rules that are not asked once it is found."""
 
 FORWARD = {
-    layout, late, tail, boundary, state_ignored, state_transposed, state_narrow, heads, scale, ignored, sign, gate,
-    triangle, one_head, one_channel, factor, rounding_of,
+    layout, order, late, tail, boundary, state_ignored, state_transposed, state_narrow, heads, scale, ignored, sign,
+    gate, triangle, passed_through, rows, permuted, one_head, one_channel, factor, rounding_of,
 }  # fmt: skip
 """Rules of wrong outputs: not asked where every output is right."""
 
@@ -63,9 +70,12 @@ MOST = 3
 """Diagnoses given, the most specific ones."""
 
 
-def diagnose(subject: Subject, records: list[Record]) -> list[Diagnosis]:
-    """The likely faults behind the failing records of a function, at most three; none if nothing fails."""
-    evidence = Evidence(subject, records)
+def diagnose(subject: Subject, records: list[Record], broken: tuple[str, ...] = ()) -> list[Diagnosis]:
+    """The likely faults behind the failing records of a function, at most three; none if nothing fails.
+
+    ``broken`` names the promises that are not kept; ``records`` has none of their failures.
+    """
+    evidence = Evidence(subject, records, broken)
     if not evidence.failed:
         return []
     found: list[Diagnosis] = []

@@ -91,6 +91,12 @@ class Look:
         worst = float(np.max(np.abs(self.got[name] - self.exact[name]), initial=0.0))
         return worst / most if most else worst
 
+    def worst(self, name: str = "o") -> str:
+        """The largest error in words: a share of the largest right value, unless something is not finite."""
+        if not np.isfinite(self.got[name]).all():
+            return f"NaN or infinity in {int((~np.isfinite(self.got[name])).sum())} of {self.got[name].size} entries"
+        return f"{self.relative(name):.2g} of the largest"
+
 
 def arrays(values: dict[str, torch.Tensor]) -> Arrays:
     """Tensors as float64 arrays."""
@@ -103,6 +109,8 @@ class Evidence:
 
     subject: Subject
     records: list[Record]
+    broken: tuple[str, ...] = ()
+    """Promises that are not kept: properties beyond right values, whose records are left out."""
 
     @cached_property
     def operator(self) -> Operator:
@@ -206,6 +214,11 @@ class Evidence:
             found["an initial state"] = self.look(initial_state=True)
         if self.supports("packed"):
             found["packed sequences"] = self.look(cu_seqlens=(0, 5, 5, 37, 66))
+        first = self.operator.grid[0]
+        for options in self.operator.grid[1:]:
+            changed = {name: x for name, x in options.items() if first.get(name) != x}
+            if len(changed) == 1:
+                found[" ".join(f"{name}={x}" for name, x in changed.items())] = self.look(options=options)
         for dtype in self.subject.dtypes:
             if dtype != self.dtype:
                 found[dtype] = self.look(dtype=dtype)

@@ -32,6 +32,7 @@ def prepare(subject: Subject) -> tuple[Subject, list[str], list[str]]:
     takes, reasons = set(subject.supports), dict[str, str]()
     for feature in sorted(set(SUPPORTS) - takes):
         reasons[feature] = "as said"
+    takes &= frozenset[str]().union(*(x.supports for x in registry.operator(subject.operator).variants))
     if "packed" in takes and not adapter.takes("cu_seqlens"):
         reasons["packed"] = "since the function has no cu_seqlens (--map theirs=cu_seqlens names it)"
     if not operator.states:

@@ -19,11 +19,20 @@ class NotDue(TypeError):
 
 
 class ShapeError(NotDue):
-    """An output of another shape than is due: ``got`` and ``due``, in the function's own layout, and its axes."""
+    """An output of another shape than is due: ``got`` and ``due``, in the function's own layout, and its axes.
 
-    def __init__(self, name: str, what: str, got: tuple[int, ...], due: tuple[int, ...], axes: list[str]) -> None:
+    ``swapped``: what came second has the shape that is due of the first.
+    """
+
+    def __init__(
+        self, name: str, what: str, got: tuple[int, ...], due: tuple[int, ...], axes: list[str], swapped: bool = False
+    ) -> None:
         self.what, self.got, self.due, self.axes = what, got, due, f"[{', '.join(axes)}]"
-        super().__init__(f"{name} returned {what} of shape {list(got)}, expected {list(due)} = {self.axes}")
+        self.swapped = swapped
+        super().__init__(
+            f"{name} returned {what} of shape {list(got)}, expected {list(due)} = {self.axes}"
+            + ("; the second value has that shape: return (o, final state)" if swapped else "")
+        )
 
 
 def parts(subject: Subject, operator: Operator, result: Any) -> tuple[torch.Tensor, list[Any]]:
@@ -40,27 +49,33 @@ def parts(subject: Subject, operator: Operator, result: Any) -> tuple[torch.Tens
     return o, rest
 
 
-def hold_output(subject: Subject, operator: Operator, o: torch.Tensor, sizes: Mapping[str, int], dtype: Any) -> None:
+def hold_output(
+    subject: Subject, operator: Operator, o: torch.Tensor, rest: list[Any], sizes: Mapping[str, int], dtype: Any
+) -> None:
     """Refuse an output of another dtype or shape than is due.
 
     Args:
         o: in the function's own layout.
+        rest: what came after it.
         sizes: by letter of the operator's shapes.
         dtype: that of the inputs.
 
     Raises:
         NotDue: names what came and what was expected.
     """
+    axes = operator.output.split()
+    if subject.layout == "head-first":
+        axes[1], axes[2] = axes[2], axes[1]
+    got, due = tuple(o.shape), tuple(sizes[x] for x in axes)
+    second = rest[0] if rest else None
+    if got != due and isinstance(second, torch.Tensor) and tuple(second.shape) == due:
+        raise ShapeError(subject.name, "o", got, due, axes, swapped=True)
     if o.dtype != dtype and not subject.any_dtype:
         raise NotDue(
             f"{subject.name} returned o in {o.dtype} for inputs in {dtype}, expected {dtype} (--any-dtype accepts it)"
         )
-    axes = operator.output.split()
-    if subject.layout == "head-first":
-        axes[1], axes[2] = axes[2], axes[1]
-    due = tuple(sizes[x] for x in axes)
-    if tuple(o.shape) != due:
-        raise ShapeError(subject.name, "o", tuple(o.shape), due, axes)
+    if got != due:
+        raise ShapeError(subject.name, "o", got, due, axes)
 
 
 def hold_state(subject: Subject, operator: Operator, state: Any, sizes: Mapping[str, int]) -> None:

@@ -178,6 +178,11 @@ def _fading(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Gener
     return {"log_gate": np.full_like(x, -25.0), "weight": seldom + 0 * x}.get(domain, x)
 
 
+def _resets(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
+    """resets: one log-gate in five is -inf, with which the state starts anew (a channel of it, under such a gate)."""
+    return np.where(rng.random(x.shape) < 0.2, -np.inf, x) if domain == "log_gate" else x
+
+
 def _zeros(drawn: Drawn, name: str, domain: str, x: Array, rng: np.random.Generator) -> Array:
     """zeros: a third of the tokens have zero keys and values, the first one included."""
     dead = np.arange(x.shape[1]) % 3 == 0
@@ -231,6 +236,7 @@ FAMILIES: dict[str, Callable[[Drawn, str, str, Array, np.random.Generator], Arra
     "one_direction": _one_direction,
     "far": _far,
     "fading": _fading,
+    "resets": _resets,
     "zeros": _zeros,
     "tiny": _scaled({"float32": -40, "float16": -10}),
     "huge": _scaled({"float32": 20, "float16": 4}),

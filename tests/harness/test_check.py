@@ -52,6 +52,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
         ]  # fmt: skip
 
     monkeypatch.setattr(checking, "grid", grid)
+    monkeypatch.setattr(checking, "besides", lambda *_: [])
     monkeypatch.setattr(command, "local_executor", lambda _: nullcontext(InProcess()))
 
 

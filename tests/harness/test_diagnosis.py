@@ -105,5 +105,6 @@ def test_broken_promise_of_right_values_is_told_apart_from_wrong_values():
 def test_every_rule_has_a_planted_fault():
     named = {rule for _, rule, _ in FAULTS.values()} | {"promise", "factor", "sign", "late", "shape"}
     named |= {"layout", "one-head", "one-channel"}  # test_diagnosis_layouts.py
+    named |= {"order", "passed-through", "rows", "permuted", "together"}  # test_diagnosis_causes.py
     assert len(named) == len({*SPECIFIC, *GENERAL})
     assert set(SPECIFIC) >= FORWARD

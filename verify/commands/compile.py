@@ -32,7 +32,9 @@ def compile(
     arch: Annotated[
         list[int] | None, typer.Option(help="only this architecture (90 is sm_90); may be repeated")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="bfloat16, 128 by 128, two settings of each operator, for sm_90 alone")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="bfloat16, 128 by 128, two settings of each operator, for sm_90 alone")
+    ] = False,
     update: Annotated[bool, typer.Option("--update", help="write what was compiled into the record")] = False,
     record: Annotated[Path, typer.Option(help="the record to compare with")] = compiled.PATH,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,

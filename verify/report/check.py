@@ -19,23 +19,24 @@ MOST_CASES = 4
 """Failing cases printed in full: the worst of each kind."""
 
 WIDTH = 110
+"""Columns of a page, unless told otherwise: no more than this is well read."""
 
 
-def page(result: Result) -> str:
-    """The whole page as text; its first line is the verdict."""
-    lines = [verdict(result), *([] if result.died else _tried(result)), *_promises(result)]
+def page(result: Result, width: int = WIDTH) -> str:
+    """The whole page as text, folded at ``width``; its first line is the verdict."""
+    lines = [*([] if result.died else _tried(result)), *_promises(result)]
     for i, found in enumerate(result.diagnoses, start=1):
-        lines += ["", *_wrapped(f"{i}. {found.fault}", ""), *_wrapped(f"evidence: {found.evidence}", "   ")]
-        lines += _wrapped(f"look at: {found.suggestion}", "   ")
+        lines += ["", f"{i}. {found.fault}", f"   evidence: {found.evidence}"]
+        lines += [f"   look at: {found.suggestion}"]
     for record in worst_cases(result.failed):
         what = " ".join(dict.fromkeys((record.direction, record.what)))
-        lines += ["", *_wrapped(f"{what}, {record.case.describe()}", "")]
-        lines += _wrapped(record.message, "   ")
-        lines += [f"   {record.replay}"] if record.replay else []  # never folded: it is there to be copied
+        lines += ["", f"{what}, {record.case.describe()}"]
+        lines += [f"   {record.message}"]
+        lines += [f"   {record.replay}"] if record.replay else []
     shown = len(worst_cases(result.failed))
     if len(result.failed) > shown:
         lines += ["", f"... and {len(result.failed) - shown} more failing checks (--json lists all)"]
-    return "\n".join(lines)
+    return "\n".join([verdict(result), *(part for line in lines for part in _folded(line, width))])
 
 
 def verdict(result: Result) -> str:
@@ -61,16 +62,15 @@ def _tried(result: Result) -> list[str]:
     inputs = len({record.case.key for record in result.records})
     kinds = {"forward": "outputs", "gradient": "gradients", "property": "properties"}
     tried = ", ".join(f"{counts[kind]} {word}" for kind, word in kinds.items() if counts[kind])
-    lines = _wrapped(
+    lines = [
         f"tried: {inputs} inputs ({tried}) in {', '.join(dtypes) or 'no dtype'}"
-        + (f"; {', '.join(words)}" * bool(words)),
-        "",
-    )
+        + (f"; {', '.join(words)}" * bool(words))
+    ]
     unseen = [d for d in result.subject.dtypes if d not in dtypes and result.records]
     left_out = [f"{d}, which these inputs leave out (--dtype {d}, or no --quick, has them)" for d in unseen]
     for title, said in (("not tried", result.not_tried + left_out), ("note", result.notes)):
         for line in said:
-            lines += _wrapped(f"{title}: {line}", "")
+            lines += [f"{title}: {line}"]
     return lines
 
 
@@ -80,21 +80,25 @@ def _promises(result: Result) -> list[str]:
     Of a function that is wrong, the names alone: most are what the fault looks like in other runs.
     """
     if result.failed and result.broken:
-        return _wrapped(f"not kept either: {', '.join(result.broken)} (--json counts them)", "")
+        return [f"not kept either: {', '.join(result.broken)} (--json counts them)"]
     said = {p.name: p.statement for p in registry.properties(registry.operator(result.subject.operator))}
     lines: list[str] = []
     for name, records in result.broken.items():
         statement = said.get(name, "T = 0 gives an empty output and the state that came in")
         first = records[0]
-        lines += ["", *_wrapped(f"not kept: {name} ({statement}), {len(records)} times", "")]
-        lines += _wrapped(f"{first.case.describe()}: {first.message}", "   ")
+        lines += ["", f"not kept: {name} ({statement}), {len(records)} times"]
+        lines += [f"   {first.case.describe()}: {first.message}"]
         lines += [f"   {first.replay}"] if first.replay else []
     return lines + ["decide whether your callers rely on it; --strict counts it as wrong"] * bool(lines)
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _folded(line: str, width: int) -> list[str]:
+    """A line in parts of a width, the next ones indented further; never a command, which is there to be copied."""
+    if not line.strip() or line.lstrip().startswith("linattest "):
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
     return textwrap.wrap(
-        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "   ", break_long_words=False,
+        line.lstrip(), width, initial_indent=indent, subsequent_indent=indent + "   ", break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
 

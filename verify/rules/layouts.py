@@ -8,6 +8,8 @@ import msgspec
 
 from linattest.verify.evidence import Diagnosis, Evidence, Look
 from linattest.verify.preparation import hold_axes
+from linattest.verify.rules.factors import CHANGES
+from linattest.verify.rules.hypotheses import constant, in_words
 from linattest.verify.subject import Subject
 
 SMALL: tuple[dict[str, Any], ...] = ({"T": 9, "H": 3}, {"T": 33, "H": 2, "B": 2}, {"T": 5, "H": 4, "K": 8})
@@ -15,7 +17,7 @@ SMALL: tuple[dict[str, Any], ...] = ({"T": 9, "H": 3}, {"T": 33, "H": 2, "B": 2}
 
 
 def layout(e: Evidence) -> Diagnosis | None:
-    """It is right in the other layout: [B, H, T, ..] for [B, T, H, ..]."""
+    """It is right in the other layout, [B, H, T, ..] for [B, T, H, ..], but for one simple factor if need be."""
     if not e.base.off:
         return None
     other = "seq-first" if e.subject.layout == "head-first" else "head-first"
@@ -23,23 +25,50 @@ def layout(e: Evidence) -> Diagnosis | None:
         if turned != e.subject.transpose_state and not e.supports("state"):
             continue
         subject, _ = hold_axes(msgspec.structs.replace(e.subject, layout=other, transpose_state=turned))
-        looks = _small(Evidence(subject, []))
-        if any(look.off for look in looks):
+        there = Evidence(subject, [])
+        looks = small(there)
+        besides = "" if not any(look.off for look in looks) else simply_off(there, looks)
+        if any(look.off for look in looks) and not besides:
             continue
-        there, here = _axes(subject), _axes(e.subject)
         words = _advice(e.subject, subject)
-        what = e.base.error or f"o is off by {e.base.relative():.2g} of the largest"
+        agrees = f"it agrees but for that: in all {len(looks)} small inputs" if besides else "it agrees: all " + (
+            f"{len(looks)} small inputs come out right"
+        )  # fmt: skip
         return Diagnosis(
-            rule="layout", fault=f"it is right, but its tensors are {there} and it was given {here}",
-            evidence=f"{words}, it agrees: all {len(looks)} small inputs come out right "
-            f"({looks[0].batch.case.describe()}, ...); as it was called, {what}",
+            rule="layout", fault=f"{'its' if besides else 'it is right, but its'} tensors are {_axes(subject)} and it "
+            f"was given {_axes(e.subject)}" + (f"; besides, {besides}" if besides else ""),
+            evidence=f"{words}, {agrees} ({looks[0].batch.case.describe()}, ...); as it was called, {as_called(e)}",
             suggestion=f"run it again {words}; in Python: layout={other!r}"
-            + (f", transpose_state={turned}" if turned != e.subject.transpose_state else ""),
+            + (f", transpose_state={turned}" if turned != e.subject.transpose_state else "")
+            + ("; that page says more of the factor" if besides else ""),
         )  # fmt: skip
     return None
 
 
-def _small(e: Evidence) -> list[Look]:
+def simply_off(e: Evidence, looks: list[Look]) -> str:
+    """In words, the one simple thing by which all are off: the output by a factor, or what the gate enters as."""
+    if any(look.error for look in looks):
+        return ""
+    factors = [constant(look) for look in looks]
+    first, K = factors[0], looks[0].batch.case.structure.K
+    if first is not None and None not in factors:
+        return f"the output is {in_words(first, K)} times what is due for K = {K}"
+    gates = [x.name for x in e.operator.inputs_of(looks[0].batch.options) if x.domain == "log_gate"]
+    for name in gates:
+        for words, change in CHANGES.items():
+            made = [e.exact(e.changed(x.batch, **{name: change(x.batch.tensors[name].double())})) for x in looks]
+            if all(e.explains(look, answer) for look, answer in zip(looks, made, strict=True)):
+                return words.format(g=name)
+    return ""
+
+
+def as_called(e: Evidence) -> str:
+    """What came of the plain case in the layout that was said."""
+    return e.base.error or f"o is off by {e.base.worst()}"
+
+
+def small(e: Evidence) -> list[Look]:
+    """Runs on small inputs, with a state where it takes one."""
     looks = [e.look(**sizes) for sizes in SMALL]
     if e.supports("state") and e.operator.states:
         looks.append(e.look(T=9, H=3, V=8, initial_state=True))
@@ -71,6 +100,13 @@ def shape(e: Evidence) -> Diagnosis | None:
     advice = f"transpose(1, 2) the output: with --head-first it is {axes}, as the inputs are"
     if not head_first:
         advice = "transpose(1, 2) the output; if the inputs are [B, H, T, ..] too: --head-first"
+    if found.swapped:
+        return Diagnosis(
+            rule="shape", fault="it returns its values the wrong way round: the second one has o's shape",
+            evidence=f"the first has shape {list(got)}, the second {list(due)} = {axes}, for "
+            f"{e.base.batch.case.describe()}",
+            suggestion="return (o, final state)",
+        )  # fmt: skip
     return Diagnosis(
         rule="shape", fault=f"{'the output' if what == 'o' else what} has another shape than is due" + how,
         evidence=f"{what} has shape {list(got)}, expected {list(due)} = {axes} for {e.base.batch.case.describe()}",

@@ -27,7 +27,7 @@ def one_head(e: Evidence) -> Diagnosis | None:
     return Diagnosis(
         rule="one-head", fault=f"only {which} wrong{' (the last one, of 2 and 3 heads too)' if last else ''}{how}",
         evidence=f"two inputs of {HEADS} heads: {name} is wrong in {'it' if len(wrong) == 1 else 'them'} by "
-        f"{first.relative(name):.2g} of the largest, and right in every other head",
+        f"{first.worst(name)}, and right in every other head",
         suggestion="look for an index or a loop over heads that misses one, a mask on the last block of heads, or a "
         "table of one value a head",
     )  # fmt: skip
@@ -83,7 +83,7 @@ def _value_channels(e: Evidence) -> Diagnosis | None:
     how = _how(e.base, "o", 3, wrong[0]) if len(wrong) == 1 else ""
     return Diagnosis(
         rule="one-channel", fault=f"only {which} wrong in the output{how.replace('head', 'channel')}",
-        evidence=f"two inputs: o is wrong there by {e.base.relative():.2g} of the largest, and right in every other "
+        evidence=f"two inputs: o is wrong there by {e.base.worst()}, and right in every other "
         "channel",
         suggestion="look at the mask and the stride of the last axis of the values and of the output",
     )  # fmt: skip
@@ -101,7 +101,7 @@ def _dropped_channel(e: Evidence) -> Diagnosis | None:
                 return Diagnosis(
                     rule="one-channel", fault=f"channel {c} of {width} of {name} is left out",
                     evidence=f"o is the exact output for {name} with a 0 in channel {c} within its rounding, and off "
-                    f"by {e.base.relative():.2g} of the largest for {name}",
+                    f"by {e.base.worst()} for {name}",
                     suggestion="look at the mask of the last axis of the keys, and at a sum that stops one too early",
                 )  # fmt: skip
     return None

@@ -89,25 +89,7 @@ def overflow(e: Evidence) -> Diagnosis | None:
     return None
 
 
-def dtype_only(e: Evidence) -> Diagnosis | None:
-    """All wrong values are of one dtype; properties are tried in one dtype anyway."""
-    values = [r for r in e.records if r.direction != "property"]
-    bad = [r for r in values if r.failed]
-    failing = {r.case.dtype for r in bad}
-    others = sorted({r.case.dtype for r in values} - failing)
-    if len(failing) != 1 or not others:
-        return None
-    dtype = failing.pop()
-    worst = max(bad, key=lambda r: math.inf if r.ratio is None else r.ratio)
-    return Diagnosis(
-        rule="dtype", fault=f"wrong only for {dtype}",
-        evidence=f"{len(bad)} checks in {dtype} fail, none in {', '.join(others)}; worst: {worst.message}",
-        suggestion=_twice_rounded(e, dtype)
-        or f"look at the casts on the {dtype} path, its range, and what is accumulated in it",
-    )  # fmt: skip
-
-
-def _twice_rounded(e: Evidence, dtype: str) -> str:
+def twice_rounded(e: Evidence, dtype: str) -> str:
     """Words for an output that is off by two roundings where one is due; empty for another error."""
     look = e.look(dtype=dtype, K=12)  # K**-0.5 is no power of two
     if look.error or not np.isfinite(look.got["o"]).all() or dtype not in ("bfloat16", "float16"):
@@ -127,7 +109,8 @@ def gradient(e: Evidence) -> Diagnosis | None:
     """The output is right, the gradient of some inputs is not."""
     if not e.fails("gradient") or e.base.off:
         return None
-    for knobs in INPUTS:
+    settings: list[dict[str, Any]] = [{"options": x} for x in e.operator.grid[1:]]
+    for knobs in [*INPUTS, *settings]:
         feature = {"initial_state": "state", "group": "grouped", "cu_seqlens": "packed"}.get(next(iter(knobs), ""), "")
         if feature and not e.supports(feature):
             continue

@@ -1,108 +1,18 @@
-"""Rules about how a function behaves: what it raises, modifies or promises, and on which inputs alone it is wrong."""
+"""Rules about how a function behaves: what it modifies or promises, and on which inputs alone it is wrong."""
 
 from __future__ import annotations
-
-import re
-from collections import Counter
 
 import numpy as np
 
 from linattest.verify import registry
-from linattest.verify.evidence import Diagnosis, Evidence
+from linattest.verify.evidence import Diagnosis, Evidence, Look
 from linattest.verify.records import Record
 from linattest.verify.subjects import run
-
-DIGITS = r"\d+"
-
-STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Lengths that tell apart what T must be a multiple of: each power of two, and once and a half of it."""
-
 
 HINTS = {
     "nan-contained": "0 * NaN is NaN: leave later tokens out by a slice or where(), not by a product with 0",
 }  # fmt: skip
 """By property: what often breaks it."""
-
-
-def raises(e: Evidence) -> Diagnosis | None:
-    """It raised, or came back with something else than what is due."""
-    errors = [r for r in e.failed if r.status == "error"]
-    if not errors:
-        return None
-    kinds = Counter(re.sub(DIGITS, "#", r.message) for r in errors)
-    kind, count = kinds.most_common(1)[0]
-    mine = [r for r in errors if re.sub(DIGITS, "#", r.message) == kind]
-    fine = [r for r in e.records if r.status != "error"]
-    if all(r.direction == "property" for r in fine):  # some run nothing where something cannot be run
-        fine = []
-    evidence = f"{count} of {len(e.records)} checks ended in {mine[0].message!r}" + (
-        f"; {len(errors) - count} in something else" if len(errors) > count else ""
-    )
-    smallest = f"the smallest such case: {min(mine, key=_size).case.describe()}"
-    ran, raised = _lengths(e)
-    if step := _multiple(ran, raised):
-        return Diagnosis(
-            rule="raises", fault=f"it raises unless T is a multiple of {step}",
-            evidence=f"{evidence}; it ran for T = {_listed(ran)} and raised for T = {_listed(raised)}",
-            suggestion=f"if it is meant to: --multiple-of {step}; else pad, and mask the last chunk. {smallest}",
-        )  # fmt: skip
-    returns = kind.partition(": ")[2].startswith(f"{re.sub(DIGITS, '#', e.subject.name)} returned")
-    return Diagnosis(
-        rule="raises", fault=f"it {'returns what is not due' if returns else 'raises'}"
-        + (_common(mine, fine) or _limit(ran, raised)),
-        evidence=evidence,
-        suggestion="return o in the inputs' layout and dtype, or (o, final state)" if returns else smallest,
-    )  # fmt: skip
-
-
-def _lengths(e: Evidence) -> tuple[list[int], list[int]]:
-    """The lengths that ran and those that raised; none of either where T is not what it raises for."""
-    if e.subject.multiple > 1 or not any(r.status == "error" and r.case.structure.T for r in e.failed):
-        return [], []
-    errors = {T: bool(e.look(T=T).error) for T in STEPS}
-    return [T for T in STEPS if not errors[T]], [T for T in STEPS if errors[T]]
-
-
-def _multiple(ran: list[int], raised: list[int]) -> int:
-    """The N > 1 of which T must be a multiple; 0 if none fits."""
-    step = min(ran, default=1)
-    return step if step > 1 and all(T % step for T in raised) and not any(T % step for T in ran) else 0
-
-
-def _limit(ran: list[int], raised: list[int]) -> str:
-    """In words, up to which length it ran, if longer ones alone raised."""
-    if not ran or not raised or max(ran) > min(raised):
-        return ""
-    return f" for long sequences: it ran up to T = {max(ran)} and raised from T = {min(raised)} on"
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
-def _size(record: Record) -> int:
-    s = record.case.structure
-    return s.T * s.K * s.V * s.B * s.H
-
-
-def _common(bad: list[Record], fine: list[Record]) -> str:
-    """What all bad cases have and no other: in words, or nothing."""
-    if not fine:
-        return " on every input"
-    marks = {
-        "for an empty sequence (T = 0)": lambda r: r.case.structure.T == 0,
-        "for packed sequences": lambda r: r.case.structure.cu_seqlens is not None,
-        "for grouped heads": lambda r: r.case.structure.group > 1,
-        "for one token (T = 1)": lambda r: r.case.structure.T == 1,
-        "with an initial state": lambda r: r.case.structure.initial_state,
-        "in the backward pass": lambda r: r.direction == "gradient",
-        "for inputs that are not contiguous": lambda r: r.case.structure.layout != "contiguous",
-        **{f"for {d}": (lambda r, d=d: r.case.dtype == d) for d in dict.fromkeys(r.case.dtype for r in bad)},
-    }
-    for words, has in marks.items():
-        if all(has(r) for r in bad) and not any(has(r) for r in fine):
-            return f" {words}"
-    return ""
 
 
 def inputs_modified(e: Evidence) -> Diagnosis | None:
@@ -166,15 +76,14 @@ def where(e: Evidence) -> Diagnosis | None:
     fine = [name for name, look in e.axes.items() if not look.off]
     return Diagnosis(
         rule="where", fault=f"wrong only for {'; '.join(off)}",
-        evidence="; ".join(f"{name}: {look.error or _worst(look.bad, look)}" for name, look in off.items())
+        evidence="; ".join(f"{name}: {look.error or _worst(look)}" for name, look in off.items())
         + f". Right for the plain case and for {', '.join(fine) or 'nothing else'}",
         suggestion=_advice(next(iter(off))),
     )  # fmt: skip
 
 
-def _worst(bad: list[str], look: object) -> str:
-    relative = {name: look.relative(name) for name in bad}  # type: ignore[attr-defined]
-    return ", ".join(f"{name} off by {x:.2g} of the largest" for name, x in relative.items())
+def _worst(look: Look) -> str:
+    return ", ".join(f"{name} off by {look.worst(name)}" for name in look.bad)
 
 
 def _advice(name: str) -> str:
@@ -184,6 +93,8 @@ def _advice(name: str) -> str:
         return "use the tensors' strides and offset, or call contiguous() on every input"
     if "rows" in name or "head" in name:
         return "check the index from program to (batch, head)"
+    if "=" in name:
+        return f"what is computed under {name} alone"
     return "this feature is where to look"
 
 
