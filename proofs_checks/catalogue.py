@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
+from typing import cast
 
+from linattest.proofs_checks import pins
 from linattest.proofs_checks.proof import Method, Proof, Statement, prove
+from linattest.verify.executors import local_executor
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ MODULES = (
     Module("enclosures.constants", "enclosure", "flint"),
     Module("enclosures.witnesses", "enclosure", "flint"),
     Module("exhaustive.functions", "exhaustive", "flint"),
+    Module("exhaustive.kernels", "exhaustive", "triton"),
     Module("coq.theorems", "coq", "fcntl"),  # without coqc each of its statements is skipped
 )
 
@@ -50,7 +53,7 @@ def statements(module: Module) -> tuple[Statement, ...]:
     importlib.import_module(module.needs)
     try:
         return importlib.import_module(f"linattest.proofs_checks.{module.name}").STATEMENTS
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BrokenError(f"{type(error).__name__}: {error}") from error
 
 
@@ -96,11 +99,33 @@ def run(
         for module, i, _ in tasks:
             keep(_prove(module, i))
     else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        with local_executor(workers) as pool:  # whose processes end with this one, however it ends
             for future in as_completed([pool.submit(_prove, module, i) for module, i, _ in tasks]):
                 keep(future.result())
-    return sorted(proofs.values(), key=lambda proof: order[proof.id])
+    return [*sorted(proofs.values(), key=lambda proof: order[proof.id]), *gone(wanted)]
+
+
+def gone(wanted: Callable[[str, Method], bool] = lambda *_: True) -> list[Proof]:
+    """What stands for every pinned statement that no module has any more, and is no pass.
+
+    Those of a method whose modules cannot all be imported may be in one of these, for which ``absent`` stands.
+    """
+    known, hidden = set[str](), set[str]()
+    for module in MODULES:
+        try:
+            known |= {statement.id for statement in statements(module)}
+        except (ImportError, BrokenError):
+            hidden.add(module.method)
+    lost = {x: pin for x, pin in pins.read().items() if x not in known and pin.method not in hidden}
+    return [_gone(x, pin) for x, pin in lost.items() if wanted(x, cast(Method, pin.method))]
+
+
+def _gone(identity: str, pin: pins.Pin) -> Proof:
+    return Proof(
+        id=identity, statement=pin.statement, assumptions=pin.assumptions, method=cast(Method, pin.method),
+        status="changed", twin=pin.twin, twin_status="unknown", seconds=0.0, tool="",
+        evidence={"changed": pins.gone(identity)}, asked=pin.asked, twin_asked=pin.twin_asked,
+    )  # fmt: skip
 
 
 def _prove(module: Module, index: int) -> Proof:

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import itertools
 import json
+import os
 import sys
 import textwrap
 import tomllib
@@ -22,19 +23,22 @@ from typing import Any
 
 import msgspec
 
-FILE = Path(__file__).with_name("pins.toml")
+FOLDER = Path(__file__).parent
+FILE = FOLDER / "pins.toml"
 LONGEST = 1200
 """Characters of a question that are kept as they are."""
 
 HEAD = """\
 # What each tool was asked, beside the words that say so: written by `linattest prove --update-pins`, read by people.
-# `linattest prove` calls a statement `changed` whose words or questions are others. Coq's are in coq/types.toml.
+# `linattest prove` calls a statement `changed` whose words or questions are others. Coq's theorems are here by their
+# words and names; what they say is in coq/types.toml.
 """
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A statement's words, what its tool was asked, and the same of its falsified twin."""
+    """A statement's method and words, what its tool was asked, and the same of its falsified twin."""
 
+    method: str
     statement: str
     assumptions: str
     asked: str
@@ -44,7 +48,14 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 def read(path: Path = FILE) -> dict[str, Pin]:
     """The pins by the statements' ids. Raises ``ValueError`` for a file that is none; without one there are no pins."""
-    return _read(path.read_text(encoding="utf-8"), path.name) if path.exists() else {}
+    try:
+        return _read(path.read_text(encoding="utf-8"), path.name)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}, expected a file of pins") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 @cache
@@ -59,16 +70,41 @@ def difference(identity: str, found: Pin, pinned: Mapping[str, Pin]) -> str:
     """What is not as it is pinned, in words; empty if nothing."""
     pin = pinned.get(identity)
     if pin is None:
-        return f"{FILE.name} has no {identity!r}"
+        lost = "" if FILE.is_file() else f"there is no {FILE.name} (restore it, for instance with git); "
+        return f"{lost}{FILE.name} has no {identity!r}"
     fields = ((name, getattr(found, name), getattr(pin, name)) for name in Pin.__struct_fields__)
-    return "; ".join(f"{name} {_apart(now, before)}" for name, now, before in fields if now != before)
+    return "; ".join(f"{name} {apart(now, before, FILE.name)}" for name, now, before in fields if now != before)
 
 
-def _apart(now: str, before: str) -> str:
-    """The first line that is another."""
+def gone(identity: str) -> str:
+    """What is said of a pinned statement that no module has."""
+    return f"gone: {FILE.name} has {identity!r}, but no module of catalogue.py has it{meant(identity)}"
+
+
+def meant(identity: str) -> str:
+    """What to do about a difference that is meant."""
+    return f"; if that is meant: linattest prove --update-pins {identity}"
+
+
+SHOWN = 24
+"""Characters on each side of a difference."""
+
+
+def apart(now: str, before: str, file: str) -> str:
+    """The first lines that differ, with what differs in [brackets] and little around it."""
     pairs = itertools.zip_longest(now.splitlines(), before.splitlines(), fillvalue="")
-    line, pinned = next((x, y) for x, y in pairs if x != y)
-    return f"is {line.strip()!r}, but {FILE.name} has {pinned.strip()!r}"
+    line, pinned = next(((x.strip(), y.strip()) for x, y in pairs if x != y), (now, before))
+    begin = len(os.path.commonprefix([line, pinned]))
+    end = len(os.path.commonprefix([line[begin:][::-1], pinned[begin:][::-1]]))
+    return f"is {_marked(line, begin, end)!r}, but {file} has {_marked(pinned, begin, end)!r}"
+
+
+def _marked(text: str, begin: int, end: int) -> str:
+    """A text with what lies between two places in brackets; the rest is shortened."""
+    head, span, tail = text[:begin], text[begin : len(text) - end], text[len(text) - end :]
+    head = head if len(head) <= SHOWN else f"...{head[-SHOWN:]}"
+    tail = tail if len(tail) <= SHOWN else f"{tail[:SHOWN]}..."
+    return f"{head}[{span}]{tail}"
 
 
 def write(pins: Mapping[str, Pin], path: Path = FILE) -> None:
@@ -105,6 +141,48 @@ def code(*parts: Callable[..., Any] | type) -> str:
     return f"{', '.join(sorted(found))} (code {digest.hexdigest()[:16]})"
 
 
+@cache
+def tools(part: Callable[..., Any]) -> str:
+    """The modules of this package that a function's module imports, with a hash of all their code.
+
+    They judge what was asked: one that takes -0.001 for 0 is another tool.
+    """
+    found = dict[str, str]()
+    todo = [part.__module__]
+    while todo:
+        for name in _imported(_text(todo.pop())):
+            if name not in found and name != part.__module__:
+                found[name] = _text(name)
+                todo.append(name)
+    if not found:
+        return ""
+    digest = hashlib.sha256("\0".join(_stripped(found[name]) for name in sorted(found)).encode())
+    names = ", ".join(name.removeprefix(f"{PACKAGE}.") for name in sorted(found))
+    return f"{names} (code {digest.hexdigest()[:16]})"
+
+
+PACKAGE = "linattest.proofs_checks"
+MACHINERY = ("proof", "pins", "catalogue")
+"""Modules that ask and compare, and judge nothing."""
+
+
+def _imported(text: str) -> list[str]:
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) and node.module)
+    names = (name for node in nodes for name in (node.module, *(f"{node.module}.{x.name}" for x in node.names)))
+    ours = (name for name in names if name and name.startswith(f"{PACKAGE}."))
+    return [name for name in ours if name.split(".")[2] not in MACHINERY and _file(name).is_file()]
+
+
+def _file(module: str) -> Path:
+    return FOLDER.joinpath(*module.split(".")[2:]).with_suffix(".py")
+
+
+def _text(module: str) -> str:
+    """The source of a module of this package; of another (a test's) nothing."""
+    file = _file(module) if module.startswith(f"{PACKAGE}.") else None
+    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
+
+
 def _called(part: Any, found: dict[str, Any]) -> None:
     part = inspect.unwrap(part)
     if part.__qualname__ in found:
@@ -122,10 +200,14 @@ def _called(part: Any, found: dict[str, Any]) -> None:
 
 
 def _source(part: Any) -> str:
-    source = textwrap.dedent(inspect.getsource(part))
+    return _stripped(textwrap.dedent(inspect.getsource(part)))
+
+
+def _stripped(source: str) -> str:
+    """Source without docstrings and layout."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and ast.get_docstring(node) is not None:
             first, last = node.body[0].lineno, node.body[0].end_lineno or node.body[0].lineno
             lines[first - 1 : last] = [""] * (last - first + 1)
     return " ".join(" ".join(lines).split())

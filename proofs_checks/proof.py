@@ -27,13 +27,15 @@ Method = Literal["smt", "symbolic", "enclosure", "exhaustive", "coq"]
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What a tool says of one statement, and what it was asked, in full (or, if that is long, with its hash).
 
-    ``evidence`` is a witness, an enclosure, a count: whatever a reader checks.
+    ``evidence`` is a witness, an enclosure, a count: whatever a reader checks. ``changed``: in what the question is
+    another than the one that the tool itself has pinned, as Coq's theorems are in coq/types.toml.
     """
 
     status: Status
     evidence: dict[str, str] = {}
     tool: str = ""
     asked: str = ""
+    changed: str = ""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +58,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     def pin(self) -> pins.Pin:
         """What is to be pinned."""
         return pins.Pin(
-            statement=self.statement, assumptions=self.assumptions, asked=self.asked, twin=self.twin,
-            twin_asked=self.twin_asked,
+            method=self.method, statement=self.statement, assumptions=self.assumptions, asked=self.asked,
+            twin=self.twin, twin_asked=self.twin_asked,
         )  # fmt: skip
 
     @property
@@ -93,22 +95,30 @@ class Statement:
 def prove(statement: Statement, pinned: Mapping[str, pins.Pin] | None = None) -> Proof:
     """Check a statement and its twin against what is pinned (by default: by ``pins.toml``).
 
-    A tool's exception is an unknown, with the exception as evidence. Coq's theorems have pins of their own.
+    A tool's exception is an unknown, with the exception as evidence. The words are compared where Coq is not installed
+    too; what its theorems say is compared by coq/compiler.py.
     """
     start = time.perf_counter()
     answer, twin = _ask(statement, statement.right), _ask(statement, statement.wrong)
     status, evidence = answer.status, answer.evidence
     if status == "proved" and twin.status != "refuted":
         status, evidence = "unknown", evidence | {"twin": f"{twin.status}, expected refuted: the check cannot fail"}
+    if statement.method == "coq":  # a twin is a theorem too, with a type of its own
+        evidence = (
+            {"not compared": twin.evidence["not compared"]} | evidence if "not compared" in twin.evidence else evidence
+        )
+        evidence = evidence | ({"twin's type": twin.evidence["type"]} if "type" in twin.evidence else {})
     proof = Proof(
         id=statement.id, statement=statement.statement, assumptions=statement.assumptions, method=statement.method,
         status=status, twin=statement.twin, twin_status=twin.status, seconds=round(time.perf_counter() - start, 3),
         tool=answer.tool, evidence=evidence, asked=answer.asked, twin_asked=twin.asked,
     )  # fmt: skip
-    if statement.method == "coq" or not answer.asked:
+    if not answer.asked:
         return proof
-    why = pins.difference(statement.id, proof.pin, pins.read() if pinned is None else pinned)
-    changed: Status = "changed" if status == "proved" else status
+    said = (pins.difference(statement.id, proof.pin, pins.read() if pinned is None else pinned), answer.changed)
+    why = "; ".join(x for x in (*said, twin.changed and f"twin: {twin.changed}") if x)
+    why += pins.meant(statement.id) if why else ""
+    changed: Status = "changed" if status in ("proved", "skipped") else status
     return msgspec.structs.replace(proof, status=changed, evidence=evidence | {"changed": why}) if why else proof
 
 
@@ -119,8 +129,9 @@ def _ask(statement: Statement, given: tuple[Any, ...]) -> Answer:
             return answer
         if not answer.asked:
             raise ValueError("the answer does not say what was asked, so no pin can be compared with it")
-        if statement.method != "smt":  # what z3 was asked is all there is to it; other questions are made by code
-            answer = msgspec.structs.replace(answer, asked=f"{answer.asked}\nby {pins.code(statement.ask)}")
-    except Exception as error:
+        made = "" if statement.method == "smt" else f"\nby {pins.code(statement.ask)}"  # z3's formula is all it is
+        judged = f"\nwith {tools}" if (tools := pins.tools(statement.ask)) else ""
+        answer = msgspec.structs.replace(answer, asked=f"{answer.asked}{made}{judged}")
+    except (Exception, SystemExit) as error:
         return Answer(status="unknown", evidence={"error": f"{type(error).__name__}: {error}"})
     return answer

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tomllib
@@ -14,7 +15,7 @@ import pytest
 
 from linattest.proofs_checks.coq import compiler
 from linattest.proofs_checks.coq.theorems import STATEMENTS
-from linattest.proofs_checks.proof import Statement, prove
+from linattest.proofs_checks.proof import Answer, Statement, prove
 
 ROOM = Path(compiler.__file__).parent
 FILES = sorted(file.stem for file in ROOM.glob("*.v"))
@@ -142,12 +143,24 @@ def test_a_missing_library_is_skipped_and_one_that_nobody_needs_is_a_wrong_file(
 def test_a_theorem_that_says_less_under_its_name_is_not_proved(less: str, tmp_path: Path):
     text, pins = (ROOM / "fenwick.v").read_text(), (ROOM / compiler.PINS).read_text()
     begin, end = (text.index(x, text.index("Theorem most_levels ")) for x in ("Theorem most_levels ", "Qed."))
-    for name, changed, status in (("as it is", text, "proved"), ("less", text[:begin] + less + text[end:], "unknown")):
-        room = _room(tmp_path / name, fenwick=changed)
+    for name, file, changed in (("as it is", text, False), ("less", text[:begin] + less + text[end:], True)):
+        room = _room(tmp_path / name, fenwick=file)
         (room / compiler.PINS).write_text(pins)
-        assert compiler.proved("fenwick.most_levels", room).status == status
+        answer = compiler.proved("fenwick.most_levels", room)
+        assert answer.status == "proved" and bool(answer.changed) == changed
+        if changed:
+            assert "but types.toml has" in answer.changed
+            statement = next(s for s in STATEMENTS if s.right == ("fenwick.most_levels",))
+            of_room = dataclasses.replace(statement, ask=lambda at, twin_of="", x=room: _asked(at, twin_of, x))
+            proof = prove(of_room)
+            assert proof.status == "changed" and not proof.stands and "types.toml" in proof.evidence["changed"]
+            assert proof.evidence["changed"].endswith(f"linattest prove --update-pins {statement.id}")
         (room / compiler.PINS).unlink()
-        assert compiler.proved("fenwick.most_levels", room).status == "proved", "Coq itself has nothing against it"
+        assert compiler.proved("fenwick.most_levels", room).changed == "", "Coq itself has nothing against it"
+
+
+def _asked(at: str, twin_of: str, room: Path) -> Answer:
+    return compiler.refuted(at, room, twin_of=twin_of) if twin_of else compiler.proved(at, room)
 
 
 @needs_coq

@@ -28,13 +28,14 @@ from linattest.verify.commands.prove import status_of
 ROOM = Path(__file__).parents[1] / "proofs_checks"
 MACHINERY = {
     "proof", "pins", "catalogue", "smt.solver", "symbolic.algebra", "enclosures.balls", "enclosures.formulas",
-    "coq.compiler",
+    "coq.compiler", "exhaustive.kernel_run",
 }  # fmt: skip
 EVERY = [statement for module in catalogue.MODULES for statement in catalogue.statements(module)]
 FAST = {
     "vla.jacobian.exceeds-one", "vla.kantorovich.attained", "lam.fenwick.levels", "gates.segment-sum",
     "ccq.bounds.sign", "vla.singular-values", "ccq.taylor.gradient", "lam.softplus-independent.budget",
     "lam.init.enclosure", "vla.witness.state-norm", "functions.softplus.monotone",
+    "functions.exp.triton-range",
 }  # fmt: skip
 HERE = [statement for statement in EVERY if statement.id in FAST]
 
@@ -63,7 +64,7 @@ def test_every_module_is_in_the_catalogue_and_every_id_is_its_own():
 
 def _proof(answer: Answer, twin: Answer) -> Proof:
     """A planted statement's, pinned as it is."""
-    pinned = {"planted": Pin(statement="s", assumptions="a", asked="it", twin="t", twin_asked="not it")}
+    pinned = {"planted": Pin(method="smt", statement="s", assumptions="a", asked="it", twin="t", twin_asked="not it")}
     return prove(_statement(lambda x: x, answer, twin), pinned)
 
 
@@ -98,6 +99,7 @@ def test_a_tool_that_raises_is_unknown():
 def test_a_missing_package_is_skipped_and_no_pass(monkeypatch: pytest.MonkeyPatch):
     module = catalogue.Module("smt.jacobian", "smt", "no_such_package")
     monkeypatch.setattr(catalogue, "MODULES", (module,))
+    monkeypatch.setattr(catalogue.pins, "read", lambda: {})
     result = run("--json")
     (proof,) = json.loads(result.stdout)["proofs"]
     assert result.exit_code == 3 and proof["status"] == "skipped" and "no_such_package" in proof["assumptions"]

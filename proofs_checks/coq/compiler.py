@@ -6,21 +6,29 @@ A file is compiled in a cache folder that belongs to the text of every file of t
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
 
+from linattest.proofs_checks import pins
 from linattest.proofs_checks.proof import Answer, Status
 
 ROOM = Path(__file__).parent
 LIBRARY = "Linattest"
 PINS = "types.toml"
+HEAD = """\
+# What Coq prints of each theorem, so that none says less under the same name; compared where coqc is this version.
+# Written by `linattest prove --update-pins ID`, read by people beside the words in theorems.py.
+"""
 INSTALL = "apt-get install coq libcoq-mathcomp-algebra libcoq-mathcomp-algebra-tactics"
 SECONDS = 300
 CLOSED = "Closed under the global context"
@@ -61,14 +69,14 @@ def refuted(theorem: str, room: Path = ROOM, *, twin_of: str = "") -> Answer:
 
 def _answer(theorem: str, room: Path, status: Status, twin_of: str = "") -> Answer:
     file, name = theorem.split(".")
-    evidence = {"theorem": f"{file}.v: {name}"}
+    evidence, changed = {"theorem": f"{file}.v: {name}"}, ""
     try:
         found = report(file, room)
         if name not in found:
             raise CoqError(f"no Theorem {name} in {file}.v, which has {sorted(found)}")
         evidence |= {"type": found[name], "assumptions": found["assumptions"]}
         if room == ROOM or (room / PINS).exists():
-            _as_pinned(theorem, found[name], room / PINS)
+            changed = _change(theorem, found[name], room / PINS, evidence)
         if found["assumptions"] != CLOSED:
             raise CoqError(f"the theorems of {file}.v rest on more than Coq's logic")
         if status == "refuted" and not NEGATION.match(found[name]):
@@ -76,27 +84,67 @@ def _answer(theorem: str, room: Path, status: Status, twin_of: str = "") -> Answ
         if twin_of:
             _is_another(found[name], twin_of, room)
     except Missing as missing:
-        return Answer(status="skipped", evidence={"skipped": f"{missing}: {INSTALL}"})
+        return Answer(status="skipped", evidence={"skipped": f"{missing}: {INSTALL}"}, asked=theorem)
     except CoqError as error:
-        return Answer(status="unknown", evidence=evidence | {"error": str(error)}, tool=f"coqc {version()}")
-    return Answer(status=status, evidence=evidence, tool=f"coqc {version()}")
+        return Answer(
+            status="unknown", evidence=evidence | {"error": str(error)}, tool=f"coqc {version()}", asked=theorem
+        )
+    return Answer(status=status, evidence=evidence, tool=f"coqc {version()}", asked=theorem, changed=changed)
 
 
-def _as_pinned(theorem: str, says: str, pins: Path) -> None:
-    """Raise ``CoqError`` unless a theorem of ours says what it said when its statement was written down in words.
+def _change(theorem: str, says: str, file: Path, evidence: dict[str, str]) -> str:
+    """In what a theorem is another than when its statement was written down in words; empty if in nothing.
 
-    Without this a theorem of the same name that says less, or nothing, would pass. Another Coq prints other text, which
-    is not compared.
+    Without this a theorem of the same name that says less, or nothing, would pass. Another Coq may print the same in
+    other words: where it does, the evidence has ``not compared``.
     """
+    coqc, types = read_types(file)
+    if says == (pinned := types.get(theorem)):
+        return ""
+    if pinned is None:
+        return f"{file.name} has no {theorem!r}"
+    if coqc == version():
+        return f"{theorem} {pins.apart(says, pinned, file.name)}"
+    evidence["not compared"] = (
+        f"coqc {version()} prints {theorem} in other words than coqc {coqc}, of which {file.name} is: compare the type "
+        f"here with that file, or install coqc {coqc}"
+    )
+    return ""
+
+
+def read_types(file: Path) -> tuple[str, dict[str, str]]:
+    """The version of Coq that a file of types is of, and what it says of each theorem. Raises ``CoqError``."""
+    renew = "restore it (for instance with git), or delete it and run `linattest prove --method coq --update-pins`"
     try:
-        table = tomllib.loads(pins.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise CoqError(f"{pins.name}: {error}") from error
-    if table["coqc"] != version():
-        return
-    pinned = table["types"].get(theorem)
-    if says != pinned:
-        raise CoqError(f"{theorem} says {says!r}, but {pins.name} has {pinned!r}")
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CoqError(f"coq/{file.name}: {error}; {renew}") from error
+    coqc, types = table.get("coqc"), table.get("types")
+    if not isinstance(coqc, str):
+        raise CoqError(f"coq/{file.name} has no key `coqc`, the version of Coq that printed its types; {renew}")
+    if not isinstance(types, dict):
+        raise CoqError(f"coq/{file.name} has no table `types`; {renew}")
+    return coqc, types
+
+
+def write_types(says: dict[str, str], gone: set[str], file: Path = ROOM / PINS) -> int:
+    """Write down what these theorems say now, and drop those that are gone; how many are others than before.
+
+    Types by another Coq than the file's are not mixed with it: then all that are there must be given, else
+    ``CoqError``.
+    """
+    coqc, before = read_types(file) if file.exists() else (version(), {})
+    left = {name: text for name, text in before.items() if name not in gone}
+    if coqc != version() and set(left) - set(says):
+        raise CoqError(f"{file.name} is of coqc {coqc}: only all of it can be renewed with {version()} (--method coq)")
+    after = {name: says.get(name, text) for name, text in left.items()} | says
+    for name, text in after.items():
+        if "'''" in text:
+            raise CoqError(f"the type of {name} has three quotes in a row, expected none")
+    lines = "".join(f"\"{name}\" = '''{text}'''\n" for name, text in after.items())
+    if after != before or coqc != version():
+        file.write_text(f'{HEAD}coqc = "{version()}"\n\n[types]\n{lines}', encoding="utf-8")
+    return sum(before.get(name) != text for name, text in after.items())
 
 
 def _is_another(twin: str, theorem: str, room: Path) -> None:
@@ -117,7 +165,13 @@ def report(file: str, room: Path = ROOM) -> dict[str, str]:
 
 def _compiled(file: str, room: Path, folder: Path) -> str:
     """Compile a file after those it imports, unless the folder has it, and return what Coq printed of its theorems."""
-    text = (room / f"{file}.v").read_text(encoding="utf-8")
+    try:
+        text = (room / f"{file}.v").read_text(encoding="utf-8")
+    except OSError as error:
+        why = (
+            f"coq/{file}.v: {error.strerror}; restore it (for instance with git), or take its theorems from theorems.py"
+        )
+        raise CoqError(why) from error
     code = COMMENT.sub(" ", text)
     if open_ := UNPROVED.findall(code):
         raise CoqError(f"{file}.v has {sorted(set(open_))}")
@@ -137,7 +191,10 @@ def _compile(file: str, text: str, folder: Path) -> None:
     source.write_text(text, encoding="utf-8")
     command = ["coqc", "-q", "-w", "none", "-Q", ".", LIBRARY, source.name]
     try:  # in the folder: lia and nia leave caches where they run
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False,
+            preexec_fn=_end_with_worker if sys.platform == "linux" else None,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise CoqError(f"{file}.v: coqc took more than {SECONDS} s") from error
     if done.returncode:
@@ -147,6 +204,11 @@ def _compile(file: str, text: str, folder: Path) -> None:
     whole = printed.with_suffix(".part")
     whole.write_text(done.stdout, encoding="utf-8")
     whole.replace(printed)
+
+
+def _end_with_worker() -> None:
+    """coqc ends with the process that started it, however that ends (PR_SET_PDEATHSIG of Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _questions(code: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from linattest.proofs_checks.enclosures.balls import encloses, nonnegative
 from linattest.proofs_checks.proof import Answer, Statement
 
@@ -26,9 +28,13 @@ def _at_most(most: str) -> Answer:
 
 
 def _norm(scale: str) -> Answer:
-    """sigma(c)^2 is the larger root of z^2 - (3 - 2c) z + (1 - c)^2: the polynomial is >= 0 from scale * sigma^2 on."""
+    """sigma(c)^2 is the larger root of z^2 - (3 - 2c) z + (1 - c)^2: at z = (scale * sigma)^2, which is right of the
+    vertex (3 - 2c)/2, the polynomial is >= 0, so it is from there on."""
     z = f"({SIGMA} * {scale})**2"
-    return nonnegative(f"({z})**2 - (3 - 2*c)*{z} + (1 - c)**2", "c", "-1", "0.999")
+    right = nonnegative(f"2*{z} - (3 - 2*c)", "c", "-1", "0.999")
+    there = nonnegative(f"({z})**2 - (3 - 2*c)*{z} + (1 - c)**2", "c", "-1", "0.999")
+    first = next((x for x in (right, there) if x.status != "proved"), there)
+    return msgspec.structs.replace(first, asked=f"{right.asked}\n{there.asked}")
 
 
 def _cumulant(bound: str) -> Answer:
@@ -48,8 +54,8 @@ STATEMENTS = (
         id="lam.init.exact-constant", method="enclosure", assumptions="none",
         statement="|softplus(ln(e - 1)) - 1| < 1e-50",
         ask=_softplus, right=(EXACT, "1", "-1e-50", "1e-50"),
-        twin="|softplus(0.541325) - 1| < 1e-50",
-        wrong=("0.541325", "1", "-1e-50", "1e-50"),
+        twin="|softplus(ln(e - 1) + 2e-50) - 1| < 1e-50",
+        wrong=(f"({EXACT} + 2e-50)", "1", "-1e-50", "1e-50"),
     ),
     Statement(
         id="lam.init.constant-near", method="enclosure", assumptions="none",
@@ -62,20 +68,20 @@ STATEMENTS = (
         id="vla.sigma.at-least-one", method="enclosure", assumptions="c in [-1, 1], covered by boxes",
         statement="sigma(c) >= 1 - 1e-12",
         ask=_at_least, right=("(1 - 1e-12)",),
-        twin="sigma(c) >= 1.01", wrong=("1.01",),
+        twin="sigma(c) >= 1 + 1e-9", wrong=("(1 + 1e-9)",),
     ),
     Statement(
         id="vla.sigma.golden", method="enclosure", assumptions="c in [0, 1], covered by boxes",
         statement="sigma(c) is at most the golden ratio (to 1e-12), which it approaches as c -> 0",
         ask=_at_most, right=(f"({GOLDEN} + 1e-12)",),
-        twin="sigma(c) <= 1.6", wrong=("1.6",),
+        twin="it is at most the golden ratio less 1e-9", wrong=(f"({GOLDEN} - 1e-9)",),
     ),
     Statement(
         id="vla.sigma.largest", method="enclosure",
         assumptions="c in [-1, 0.999], covered by boxes; J^T J of trace 3 - 2c and determinant (1 - c)^2, which "
         "vla.singular-values proves",
         statement="no eigenvalue of J^T J exceeds sigma(c)^2 by a factor 1.001001: its characteristic polynomial is "
-        "positive there",
+        "not negative there, right of its vertex",
         ask=_norm, right=("1.0005",),
         twin="the same of 0.98 sigma(c)^2", wrong=("0.99",),
     ),

@@ -8,6 +8,7 @@ implementations do, and `native`, PyTorch's own on the 16-bit type.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,8 +31,8 @@ KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class Function:
-    """A scalar function: exact (a formula in x), as implementations compute it from float64 on, PyTorch's own, and its
-    direction."""
+    """A scalar function: exact (a formula in x), as implementations compute it from float64 on, PyTorch's own, its
+    direction and its range. ``tight``: a bound in ulp that its wide form just misses."""
 
     name: str
     exact: str
@@ -39,6 +40,9 @@ class Function:
     native: Callable[[Tensor], Tensor]
     direction: int = 1
     positive_only: bool = False
+    low: float = 0.0
+    high: float = math.inf
+    tight: float = 0.49
 
 
 def _level_weight(x: Tensor) -> Tensor:
@@ -48,11 +52,12 @@ def _level_weight(x: Tensor) -> Tensor:
 
 FUNCTIONS = (
     Function("exp", "exp(x)", torch.exp, torch.exp),
-    Function("sigmoid", "1 / (1 + exp(-x))", torch.sigmoid, torch.sigmoid),
+    Function("sigmoid", "1 / (1 + exp(-x))", torch.sigmoid, torch.sigmoid, high=1.0),
     Function("softplus", "log1p(exp(x)) if x < 0 else x + log1p(exp(-x))", _level_weight, torch.nn.functional.softplus),
-    Function("elu + 1", "x + 1 if x >= 0 else exp(x)", features.phi, lambda x: torch.nn.functional.elu(x) + 1),
+    Function("elu + 1", "x + 1 if x >= 0 else exp(x)", features.phi,
+             lambda x: torch.nn.functional.elu(x) + 1, tight=0.5 - 1e-9),
     Function("reciprocal", "1 / x", torch.reciprocal, torch.reciprocal, direction=-1, positive_only=True),
-)
+)  # fmt: skip
 
 
 def inputs(kind: str) -> Tensor:
@@ -137,13 +142,30 @@ def _steps(function: Function, form: str, direction: int) -> Answer:
     return Answer(status="proved", tool=TOOL, evidence={"pairs": "every pair of neighbouring inputs of both types"})
 
 
+def inside(function: Function, form: str, low: float, high: float) -> Answer:
+    """Whether every result of both types lies in [low, high]; a NaN lies nowhere."""
+    return _asked(_ranged(function, form, low, high), function, form, f"in [{low}, {high}]")
+
+
+def _ranged(function: Function, form: str, low: float, high: float) -> Answer:
+    evidence: dict[str, str] = {}
+    for kind in KINDS:
+        y = _evaluate(function, kind, form).double()
+        evidence[kind] = f"{y.min().item()!r} to {y.max().item()!r}"
+        wrong = (~((y >= low) & (y <= high))).nonzero()
+        if len(wrong):
+            at = domain(function, kind)[int(wrong[0])].item()
+            return Answer(status="refuted", tool=TOOL, evidence={kind: f"{len(wrong)} outside, first at {at!r}"})
+    return Answer(status="proved", tool=TOOL, evidence=evidence)
+
+
 def _asked(answer: Answer, function: Function, form: str, wanted: str) -> Answer:
     over = f"for every finite {' and '.join(KINDS)} x" + (" > 0" if function.positive_only else "")
     asked = f"{over}\n  {function.name} = {function.exact}, {form}: {wanted}"
     return msgspec.structs.replace(answer, asked=asked)
 
 
-def _statements(function: Function) -> tuple[Statement, Statement]:
+def _statements(function: Function) -> tuple[Statement, ...]:
     slug = function.name.replace(" + ", "-plus-")
     every = "every finite bfloat16 and float16 input" + (" above 0" if function.positive_only else "")
     way, against = ("increase", "decrease") if function.direction > 0 else ("decrease", "increase")
@@ -152,7 +174,8 @@ def _statements(function: Function) -> tuple[Statement, Statement]:
             id=f"functions.{slug}.wide", method="exhaustive", assumptions=every,
             statement=f"{function.name} in float64, rounded once, is within 0.505 ulp",
             ask=accuracy, right=(function, "wide", 0.505),
-            twin="it is within 0.49 ulp", wrong=(function, "wide", 0.49),
+            twin="it is within 0.49 ulp" if function.tight == 0.49 else "it is within 0.5 - 1e-9 ulp",
+            wrong=(function, "wide", function.tight),
         ),
         Statement(
             id=f"functions.{slug}.monotone", method="exhaustive", assumptions=every,
@@ -160,6 +183,21 @@ def _statements(function: Function) -> tuple[Statement, Statement]:
             ask=monotone, right=(function, "wide", function.direction),
             twin=f"it does not {way}", wrong=(function, "wide", -function.direction),
         ),
+        _range(function, slug, every),
+    )  # fmt: skip
+
+
+def _range(function: Function, slug: str, every: str) -> Statement:
+    """The ends are reached (a reciprocal's by no finite input but nearly), so a twin just inside is wrong."""
+    low, high, words, twin = (0.0, 1.0, "in [0, 1]", (0.0, 1 - 1e-9, "in [0, 1 - 1e-9]"))
+    if math.isinf(function.high):
+        least = 1e-5 if function.positive_only else 1e-9
+        high, words, twin = math.inf, "at least 0", (least, math.inf, f"at least {least}")
+    return Statement(
+        id=f"functions.{slug}.range", method="exhaustive", assumptions=every,
+        statement=f"{function.name} in float64, rounded once, is {words}",
+        ask=inside, right=(function, "wide", low, high),
+        twin=f"it is {twin[2]}", wrong=(function, "wide", *twin[:2]),
     )  # fmt: skip
 
 

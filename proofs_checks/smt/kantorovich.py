@@ -46,7 +46,8 @@ STATEMENTS = (
     Statement(
         id="vla.kantorovich.bound", method="smt", assumptions="averages m1, m2 as vla.kantorovich.chord allows",
         statement="m1^2 (1 + h)^2 >= 4 h m2: the cosine is at least 2 sqrt(kappa) / (1 + kappa), kappa = 1/h",
-        ask=_bound, right=(z3.RealVal(4),), twin="the same with 4.01 h m2", wrong=(z3.Q(401, 100),),
+        ask=_bound, right=(z3.RealVal(4),), twin="the same with (4 + 1e-9) h m2",
+        wrong=(z3.Q(4 * 10**9 + 1, 10**9),),
     ),
     Statement(
         id="vla.kantorovich.attained", method="smt", assumptions="0 < h <= 1",

@@ -47,6 +47,8 @@ def _model(*conditions: z3.BoolRef) -> dict[str, str] | None:
     solver.add(*conditions)
     found = solver.check()
     if found == z3.unknown:
+        if "interrupted" in solver.reason_unknown():  # z3 takes Ctrl-C for itself
+            raise KeyboardInterrupt
         return None
     if found == z3.unsat:
         return {}

@@ -25,7 +25,7 @@ def _log_partition() -> sp.Expr:
     return sp.log(sum((sp.exp((KEYS[:, j].T * q)[0]) for j in range(TOKENS)), start=sp.Integer(0)))
 
 
-def _gradient(factor: int) -> Answer:
+def _gradient(factor: sp.Rational) -> Answer:
     mean, _ = _moments(KEYS)
     f = _log_partition()
     return equal((sp.Matrix([sp.diff(f, x) for x in q]).subs(ZERO), factor * mean))
@@ -86,7 +86,8 @@ STATEMENTS = (
     Statement(
         id="ccq.taylor.gradient", method="symbolic", assumptions=TOKENS_WIDE,
         statement="the gradient of log sum_j exp(k_j . q) at q = 0 is the mean key",
-        ask=_gradient, right=(1,), twin="it is twice the mean key", wrong=(2,),
+        ask=_gradient, right=(sp.Integer(1),), twin="it is 1 + 1e-9 times the mean key",
+        wrong=(1 + sp.Rational(1, 10**9),),
     ),
     Statement(
         id="ccq.taylor.hessian", method="symbolic", assumptions=TOKENS_WIDE,

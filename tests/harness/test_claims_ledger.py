@@ -150,7 +150,7 @@ FALLEN = verdicts.Evidence(kind="proof", text="p", stands=False)
         (supported(measured("x", [1.0, 1.1, 0.9], at_least=0.5)), "supported"),
         (supported(measured("x", [1.0, 2.0], at_most=1.6)), "not reproduced"),
         (supported(verdicts.reason("words")), "untested"),
-        (supported(measured("x", [float("nan")])), "not reproduced"),
+        (supported(measured("x", [float("nan")], at_most=1)), "not reproduced"),
         (refuted(exact("w", True, 60)), "refuted"),
         (refuted(exact("w", True, -1)), "refuted"),
         (refuted(exact("w", True, 16)), "untested"),

@@ -38,8 +38,8 @@ def content(name: str) -> bytes | None:
         return None
 
 
-def closure(names: Iterable[str]) -> list[str]:
-    """These files and all that they import of this package (of a user's folder: also what lies beside them)."""
+def closure(names: Iterable[str], home: str | None = None) -> list[str]:
+    """These files and all that they import of this package; of a user's folder, ``home``, also what lies in it."""
     found: dict[str, None] = {}
     todo = list(names)
     while todo:
@@ -48,12 +48,12 @@ def closure(names: Iterable[str]) -> list[str]:
             continue
         found[name] = None
         if name not in ENDS:
-            todo += [x for x in _next(name, text) if x not in found]
+            todo += [x for x in _next(name, text, home) if x not in found]
     return list(found)
 
 
 @cache
-def _next(name: str, text: bytes) -> tuple[str, ...]:
+def _next(name: str, text: bytes, home: str | None = None) -> tuple[str, ...]:
     folder = name.rpartition("/")[0]
     around = [
         x for place, belonging in AROUND.items() if folder == place or folder.startswith(f"{place}/") for x in belonging
@@ -69,17 +69,36 @@ def _next(name: str, text: bytes) -> tuple[str, ...]:
         return tuple(around)
     modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
-            modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return (*around, *(x for module in modules for x in _files(module, folder)))
+        if isinstance(node, ast.ImportFrom):
+            begin = "." * node.level + (node.module or "")
+            whole = begin if begin.endswith(".") else f"{begin}."
+            modules += [begin, *(f"{whole}{alias.name}" for alias in node.names)]
+    return (*around, *(x for module in modules for x in _files(module, folder, home)))
 
 
-def _files(module: str, folder: str) -> list[str]:
-    """The file that a module is, if it is one of this package, or lies in a user's folder."""
+def _files(module: str, folder: str, home: str | None) -> list[str]:
+    """The files that a module may be, with its packages': one of this package, or in a user's folder.
+
+    A user's module is looked for from the ledger's folder, where a check is imported, and from the file's own.
+    """
     first, _, rest = module.partition(".")
     if first == PACKAGE:
         return [f"{rest.replace('.', '/')}.py"] if rest else []
-    return [f"{folder}/{module.replace('.', '/')}.py"] if Path(folder).is_absolute() else []
+    if not Path(folder).is_absolute():
+        return []
+    bare = module.lstrip(".")
+    if level := len(module) - len(bare):
+        above = Path(folder).joinpath(*[".."] * (level - 1)).resolve()
+        return [str(above / "__init__.py"), *_candidates(bare, above)]
+    places = [Path(folder), *([Path(home)] if home else [])]
+    return [x for place in dict.fromkeys(places) for x in _candidates(bare, place)]
+
+
+def _candidates(module: str, folder: Path) -> list[str]:
+    """Each package on the way to a module, and the module, as files of a folder."""
+    parts = module.split(".") if module else []
+    packages = [folder.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts) + 1)]
+    return [str(x) for x in (*packages, *([folder.joinpath(*parts).with_suffix(".py")] if parts else []))]
 
 
 def fingerprint(row: bytes, names: Iterable[str]) -> str:
@@ -100,13 +119,17 @@ def sources(row: Row, evidence: Iterable[Evidence] = ()) -> tuple[str, ...]:
     if row.check is None:
         return tuple(dict.fromkeys(listed))
     found = [e.where for e in evidence if e.where]
-    return tuple(dict.fromkeys((*closure((*_modules(row), *listed, *found, *COMPUTING)), *listed)))
+    return tuple(dict.fromkeys((*closure((*_modules(row), *listed, *found, *COMPUTING), row.home), *listed)))
 
 
 def _modules(row: Row) -> list[str]:
-    modules = (row.names(text)[0] for text in (row.check, row.figure) if text is not None)
-    files = [module.removeprefix("linattest.").replace(".", "/") + ".py" for module in modules]
-    return [_place(row, file) for file in files]
+    found: list[str] = []
+    for module in (row.names(text)[0] for text in (row.check, row.figure) if text is not None):
+        if row.home is not None and module.partition(".")[0] != PACKAGE:
+            found += [x for x in _candidates(module, Path(row.home).resolve()) if Path(x).is_file()]
+        else:
+            found.append(module.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py")
+    return found
 
 
 def _place(row: Row, name: str) -> str:

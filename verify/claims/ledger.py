@@ -11,8 +11,6 @@ evidence with the hash they had: another hash is stale.
 
 from __future__ import annotations
 
-import importlib
-import sys
 import time
 import tomllib
 import traceback
@@ -25,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from linattest.verify.claims import dependence
+from linattest.verify.claims import dependence, own
 from linattest.verify.claims.record import Figure, Outcome
 from linattest.verify.claims.row import Row
 from linattest.verify.claims.verdicts import WORDS, Verdict, Word, untested
@@ -103,17 +101,32 @@ def _explained(error: Exception) -> str:
 def _decorated(path: Path) -> list[Row]:
     if not path.is_file():
         raise LedgerError(path, ": no such file")
-    with _importable(str(path.parent.resolve())):
+    with own.importable(str(path.parent.resolve())):
         try:
-            module = importlib.import_module(path.stem)
-        except Exception as error:
-            raise LedgerError(path, f": {type(error).__name__}: {error}") from error
+            module = own.load(path)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() in a ledger is no reason to say nothing
+            raise LedgerError(path, f": {_raised(error)}") from error
     found = [x.claim for x in vars(module).values() if isinstance(getattr(x, "claim", None), Row)]
+    found = [_by_file(row, module.__name__, path) for row in found]
     whose: dict[str, str] = {"home": str(path.parent.resolve()), "ledger": str(path), "paper": path.stem}
     rows = [msgspec.structs.replace(r, **whose) for r in found]
     if not rows:
         raise LedgerError(path, ": no function is decorated with @claim(...)")
     return rows
+
+
+def _by_file(row: Row, module: str, path: Path) -> Row:
+    """The row of a function of that file, which is found by the file's name."""
+    own_check = row.function[0] == module
+    return msgspec.structs.replace(row, check=f"{path.stem}:{row.function[1]}") if own_check else row
+
+
+def _raised(error: BaseException) -> str:
+    """An exception in words; ``sys.exit()`` says that it ended the process."""
+    ended = " (a check may not end the process)" if isinstance(error, SystemExit) else ""
+    return f"{type(error).__name__}: {error}{ended}"
 
 
 Check = TypeVar("Check", bound=Callable[[], Verdict])
@@ -144,17 +157,6 @@ def claim(id: str, *, statement: str, expected: Word, where: str = "", scope: st
 
 
 @contextmanager
-def _importable(home: str | None) -> Iterator[None]:
-    if home is not None:
-        sys.path.insert(0, home)
-    try:
-        yield
-    finally:
-        if home is not None:
-            sys.path.remove(home)
-
-
-@contextmanager
 def _one_thread() -> Iterator[None]:
     """A figure does not depend on how many threads computed it."""
     before = torch.get_num_threads()
@@ -166,16 +168,21 @@ def _one_thread() -> Iterator[None]:
 
 
 def compute(row: Row) -> Outcome:
-    """The verdict of one row, computed now. A check that raises, or returns no verdict, is an error and no verdict."""
+    """The verdict of one row, computed now.
+
+    A check that raises, calls ``sys.exit()`` or returns no verdict is an error and no verdict.
+    """
     start = time.perf_counter()
     verdict, figure, error = None, None, None
     try:
-        with _importable(row.home), _one_thread():
+        with own.importable(row.home), _one_thread():
             verdict = _judge(row)
             figure = _figure(row)
-    except Exception as raised:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as raised:  # SystemExit would end the command without a word, as if all were well
         last = traceback.extract_tb(raised.__traceback__)[-1]
-        error = f"{type(raised).__name__}: {raised} ({Path(last.filename).name}:{last.lineno})"
+        error = f"{_raised(raised)} ({Path(last.filename).name}:{last.lineno})"
     expected = row.expected
     lacks = sorted(verdict.lacks) if verdict else []
     evidence = verdict.evidence if verdict else ()
@@ -194,7 +201,7 @@ def compute(row: Row) -> Outcome:
 def _judge(row: Row) -> Verdict:
     if row.reason is not None:
         return untested(row.reason)
-    verdict = _call(*row.function)
+    verdict = _call(row, row.function)
     if not isinstance(verdict, Verdict):
         raise TypeError(f"{row.check} returned {type(verdict).__name__}, expected a Verdict")
     if verdict.word not in WORDS:
@@ -203,14 +210,15 @@ def _judge(row: Row) -> Verdict:
 
 
 def _figure(row: Row) -> Figure | None:
-    figure = None if row.figure is None else _call(*row.names(row.figure))
+    figure = None if row.figure is None else _call(row, row.names(row.figure))
     if not isinstance(figure, Figure | None):
         raise TypeError(f"{row.figure} returned {type(figure).__name__}, expected a Figure")
     return figure
 
 
-def _call(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)()
+def _call(row: Row, function: tuple[str, str]) -> Any:
+    module, name = function
+    return getattr(own.module(module, row.home), name)()
 
 
 def outdated(outcomes: Iterable[Outcome]) -> list[str]:

@@ -14,6 +14,8 @@ from linattest.verify.claims.verdicts import WORDS, Evidence, Word
 from linattest.verify.environment import Environment, environment
 
 SCHEMA = 1
+LONGEST = 200
+"""Characters of the numbers of what does not stand."""
 
 
 Columns = dict[str, list[float | None]]
@@ -67,7 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> str:
         """What computes it again."""
-        return f"linattest claims {self.id}" + (f" --ledger {shlex.quote(self.ledger)}" if self.ledger else "")
+        return f"linattest claims {self.id}{of_ledgers([self])}"
 
     @property
     def difference(self) -> str:
@@ -126,8 +128,17 @@ def read(path: Path) -> Claims:
     return found
 
 
+def of_ledgers(outcomes: Sequence[Outcome]) -> str:
+    """The options with which `linattest claims` computes these claims: none for the papers'."""
+    return "".join(f" --ledger {shlex.quote(x)}" for x in dict.fromkeys(o.ledger for o in outcomes) if x)
+
+
 def _why(e: Evidence) -> str:
-    return f" ({e.values['why']})" if "why" in e.values else ""
+    """A proof's reason, a figure's limit and by how much it is missed, a count's or witness's numbers."""
+    if why := e.values.get("why") or e.broken_limit:
+        return f" ({why})"
+    said = ", ".join(f"{name} {value}" for name, value in e.values.items())
+    return f" ({said})" if e.kind in ("count", "witness") and said and len(said) <= LONGEST else ""
 
 
 def _strict(x: Any) -> Any:

@@ -37,6 +37,33 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     digits: int | None = None
     lacks: str = ""
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that a measurement has to keep."""
+        return {name: self.values[name] for name in ("at_least", "at_most") if name in self.values}
+
+    @property
+    def ends(self) -> tuple[float | None, float | None, float | None]:
+        """Mean and interval of a measurement; one value has no interval and is all three."""
+        mean = self.values["mean"]
+        return mean, self.values.get("low", mean), self.values.get("high", mean)
+
+    @property
+    def broken_limit(self) -> str:
+        """By how much a measurement is beyond its limits, in words; empty if it is within."""
+        if self.kind != "measurement":
+            return ""
+        mean, low, high = (math.nan if x is None else x for x in self.ends)  # None: as read from JSON
+        seen = f"{mean:.4g}" if low == high else f"{mean:.4g} ({low:.4g} to {high:.4g})"
+        beyond = {"at_least": ("at least", low, -1), "at_most": ("at most", high, 1)}
+        said = [
+            f"{words} {limit:.4g}, which {end:.4g} misses by {abs(end - limit):.3g}"
+            for name, limit in self.limits.items()
+            for words, end, sign in [beyond[name]]
+            if not (end - limit) * sign <= 0
+        ]
+        return f"{seen}, expected {' and '.join(said)}" if said else "" if math.isfinite(mean) else f"{seen}, no number"
+
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """A word and what it rests on."""
@@ -69,8 +96,13 @@ def exact(text: str, holds: bool, digits: int, where: str = "", **values: Any) -
 
 
 def interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Mean, and the ends of its t-interval (one sample: the sample thrice)."""
+    """Mean, and the ends of its t-interval (one sample, which has none: the sample thrice).
+
+    Raises ``ValueError`` for no samples.
+    """
     x = np.asarray(samples, dtype=float)
+    if not x.size:
+        raise ValueError("no samples, expected at least one")
     mean = float(x.mean())
     if len(x) < 2 or not (spread := float(x.std(ddof=1))):
         return mean, mean, mean
@@ -87,9 +119,16 @@ def measured(
     where: str = "",
     **values: Any,
 ) -> Evidence:
-    """A figure over seeds: it stands if its whole interval lies in [at_least, at_most] (any finite one without)."""
+    """A figure over seeds: it stands if its whole interval lies in [at_least, at_most] (any finite one without).
+
+    One sample has no interval, and none is given: it stands if it lies there itself. Without a limit the figure is told
+    and supports nothing. Raises ``ValueError`` for no samples.
+    """
+    if not len(samples):
+        raise ValueError(f"measured({text!r}): no samples, expected at least one")
     mean, low, high = interval(samples)
-    found: dict[str, Any] = {"mean": mean, "low": low, "high": high, "seeds": len(samples)}
+    found: dict[str, Any] = {"mean": mean}
+    found |= ({"low": low, "high": high} if len(samples) > 1 else {}) | {"seeds": len(samples)}
     limits = {"at_least": at_least, "at_most": at_most}
     found |= {name: x for name, x in limits.items() if math.isfinite(x)}
     stands = math.isfinite(mean) and at_least <= low and high <= at_most
@@ -112,15 +151,24 @@ def not_reproduced(*evidence: Evidence) -> Verdict:
 def proved(*evidence: Evidence) -> Verdict:
     """Machine proofs, all of which stand. Without a tool that some need: supported by what was measured."""
     if not any(e.kind == "proof" for e in evidence) or any(e.lacks for e in evidence):
-        return supported(*evidence)
+        return supported(*evidence) if _limited(evidence) else untested("nothing proves or limits it", *evidence)
     return _unless_fallen("proved", evidence)
 
 
 def supported(*evidence: Evidence) -> Verdict:
-    """Figures or counts, all of which stand."""
-    if not any(e.kind in ("measurement", "count") for e in evidence):
+    """Figures or counts, all of which stand.
+
+    Raises ``ValueError`` where figures are all there is and none has a limit: any number would support the claim.
+    """
+    if _limited(evidence):
+        return _unless_fallen("supported", evidence)
+    figure = next((e for e in evidence if e.kind == "measurement"), None)
+    if figure is None:
         return untested("nothing was measured", *evidence)
-    return _unless_fallen("supported", evidence)
+    raise ValueError(
+        f"supported({figure.text!r}): no figure has a limit, so any number would do; "
+        "say measured(..., at_least=...) or measured(..., at_most=...)"
+    )
 
 
 def refuted(*evidence: Evidence) -> Verdict:
@@ -139,6 +187,11 @@ def corrected(against: Sequence[Evidence], instead: str, by: Sequence[Evidence])
     standing = any(e.kind == "proof" for e in by) and all(e.stands for e in by)
     word: Word = "corrected" if fallen.word == "refuted" and standing else fallen.word
     return Verdict(word=word, evidence=evidence)
+
+
+def _limited(evidence: Sequence[Evidence]) -> bool:
+    """Whether something counts: a count, or a figure with a limit."""
+    return any(e.kind == "count" or (e.kind == "measurement" and e.limits) for e in evidence)
 
 
 def _contradicts(e: Evidence) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -11,11 +12,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from linattest.verify.claims import ledger
 from linattest.verify.claims.ledger import LedgerError, Row
-from linattest.verify.claims.record import Claims, collect
+from linattest.verify.claims.record import Claims, collect, of_ledgers
 from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK
 from linattest.verify.executors import default_workers
 from linattest.verify.report.claims import print_claims
@@ -54,7 +56,8 @@ def claims(
             task = bar.add_task("claims", total=len(rows))
             outcomes = ledger.run(rows, max(1, min(workers, len(rows))), lambda _: bar.advance(task))
     except KeyboardInterrupt:
-        console.print("[yellow]interrupted[/]: nothing is kept; `linattest claims ID` computes some of them")
+        again = f"linattest claims ID{''.join(f' --ledger {shlex.quote(str(x))}' for x in own or ())}"
+        console.print("[yellow]interrupted[/]: nothing is kept; " + escape(f"`{again}` computes some of them"))
         raise typer.Exit(INTERRUPTED) from None
     found = collect(outcomes, time.perf_counter() - start)
     text = json.dumps(found.to_json(), indent=2, allow_nan=False)
@@ -100,10 +103,18 @@ def say_stale(console: Console, found: Claims) -> list[str]:
     if stale:
         console.print(
             f"STALE: {len(stale)} of {plural(len(found.claims), 'verdict')} came of another row, check, source or "
-            "evidence than there is now, and must be computed again (linattest claims --output FILE): "
-            + ", ".join(stale), style="yellow", highlight=False, soft_wrap=True,
+            f"evidence than there is now, and must be computed again ({_again(found, stale)}): "
+            + ", ".join(stale), style="yellow", highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
     return stale
+
+
+def _again(found: Claims, stale: list[str]) -> str:
+    """The commands that compute the ledgers anew: a user's, with its file, and the papers' in files of their own."""
+    whose = dict.fromkeys(o.ledger for o in found.claims if o.id in stale)
+    of_users = [o for o in found.claims if o.ledger and o.ledger in whose]
+    commands = [f"linattest claims{of_ledgers(of_users)} --output FILE"] if of_users else []
+    return " and ".join([*commands, *(["linattest claims --output FILE"] if "" in whose else [])])
 
 
 def _broken(error: LedgerError) -> typer.Exit:

@@ -22,7 +22,7 @@ from linattest.verify.examine import replay as replay_bundle
 from linattest.verify.executors import default_workers, local_executor
 from linattest.verify.peers import Preset, missing, runnable
 from linattest.verify.records import Record, append
-from linattest.verify.report.check import page, to_json
+from linattest.verify.report.check import WIDTH, page, to_json
 from linattest.verify.subject import SubjectError
 
 WARNING = "This runs the given code, with your rights:"
@@ -115,7 +115,7 @@ def _judge(console: Console, preset: Preset, workers: int, strict: bool, **knobs
         result = Result(preset.subject, died=True)
     result.notes += preset.known
     result.strict = strict
-    say(console, page(result) + "\n")
+    say(console, page(result, min(WIDTH, console.width)) + "\n")
     return result
 
 

@@ -16,11 +16,12 @@ from rich.table import Table
 
 from linattest.proofs_checks import catalogue, pins
 from linattest.proofs_checks.proof import Method, Proof, Status
-from linattest.verify.commands.common import FAILED, NOTHING, OK
+from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK
 from linattest.verify.environment import environment
 from linattest.verify.executors import default_workers
 
 SCHEMA = 1
+TYPES = "proofs_checks/coq/types.toml"
 
 
 def prove(
@@ -37,16 +38,20 @@ def prove(
 ) -> None:
     """Check every statement by machine (z3, sympy, Arb, every 16-bit input, Coq), and that each check refutes a wrong
     variant and asks what it asked before."""
-    wanted, methods = _chosen(ids or []), _methods(method or [])
     pinned = _pins()
+    wanted, methods = _chosen(ids or []), _methods(method or [])
     start = time.perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("statements", total=None)
-        proofs = catalogue.run(
-            lambda identity, how: how in methods and any(identity.startswith(x) for x in wanted),
-            workers, lambda _: bar.advance(task),
-        )  # fmt: skip
+    try:
+        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("statements", total=None)
+            proofs = catalogue.run(
+                lambda identity, how: how in methods and any(identity.startswith(x) for x in wanted),
+                workers, lambda _: bar.advance(task),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        _say("interrupted: nothing is kept; `linattest prove ID` checks some statements")
+        raise typer.Exit(INTERRUPTED) from None
     if not proofs:
         _say(f"nothing to check: no statement of method {', '.join(methods)} begins with {', '.join(wanted)}")
     if update:
@@ -59,7 +64,7 @@ def prove(
 
 
 def _chosen(ids: list[str]) -> list[str]:
-    known = list(catalogue.known_ids())
+    known = [*catalogue.known_ids(), *(proof.id for proof in catalogue.gone())]
     unknown = [x for x in ids if not any(identity.startswith(x) for identity in known)]
     if unknown and not catalogue.broken():  # else it may be in the module that is gone, which the run then tells
         raise typer.BadParameter(f"no statement begins with {unknown}; known: {known}", param_hint="ID")
@@ -83,28 +88,54 @@ def _pins() -> dict[str, pins.Pin]:
     try:
         return pins.read()
     except ValueError as error:
-        _say(f"{error}; renew it with git, or delete it and run `linattest prove --update-pins`")
+        _say(f"{error}; restore it (for instance with git), or delete it and run `linattest prove --update-pins`")
         raise typer.Exit(FAILED) from error
 
 
 def _update(proofs: list[Proof], before: dict[str, pins.Pin]) -> list[Proof]:
-    """Pin what was asked of those that are proved and whose twins are refuted; the others keep what they had."""
-    right = [p for p in proofs if p.status in ("proved", "changed") and p.twin_status == "refuted"]
-    new = {p.id: p.pin for p in right if p.method != "coq"}
-    known = list(catalogue.known_ids())
-    after = {x: new.get(x) or before[x] for x in known if x in new or x in before}
-    if catalogue.broken() or {module.name for module in catalogue.MODULES} & set(known):
-        after |= {x: pin for x, pin in before.items() if x not in after}  # of modules that cannot be imported here
+    """Pin what was asked of those that are proved and whose twins are refuted, and drop what is gone; the others keep
+    what they had, and it is said why."""
+    gone = {p.id for p in proofs if _is_gone(p)}
+    new = {p.id: p.pin for p in proofs if p.status in ("proved", "changed") and p.twin_status == "refuted"}
+    for p in proofs:
+        if p.id not in new and p.id not in gone:
+            twin = f" (its twin is {p.twin_status}, expected refuted)" if p.status in ("proved", "changed") else ""
+            _say(f"{p.id}: not pinned, refused: {p.status}{twin}")
+    known = [*catalogue.known_ids(), *before]
+    after = {x: new.get(x) or before[x] for x in dict.fromkeys(known) if x not in gone and (x in new or x in before)}
+    others = _update_types([p for p in proofs if p.method == "coq" and p.id in new], {before[x] for x in gone})
     try:
         pins.write(after)
     except OSError as error:
         raise typer.BadParameter(
             f"cannot write {error.filename}: {error.strerror}", param_hint="--update-pins"
         ) from error
-    renewed, gone = [x for x, pin in new.items() if before.get(x) != pin], sorted(set(before) - set(after))
-    _say(f"{pins.FILE}: {len(renewed)} renewed, {len(gone)} gone, {len(after)} in all")
-    _say("read each beside its words: " + ", ".join(renewed + gone) if renewed or gone else "as it was")
-    return [_as_pinned(p) if p.id in new else p for p in proofs]
+    renewed = [x for x, pin in new.items() if before.get(x) != pin]
+    _say(f"{pins.FILE}: {len(renewed)} renewed, {len(gone)} gone, {len(after)} in all; {others} of Coq's types")
+    named = [*renewed, *sorted(gone)]
+    types = f"what differs in {TYPES}" if others else ""
+    _say(
+        f"read each beside its words: {', '.join([*named, *filter(None, [types])])}" if named or others else "as it was"
+    )
+    return [_as_pinned(p) if p.id in new else p for p in proofs if p.id not in gone]
+
+
+def _is_gone(proof: Proof) -> bool:
+    return proof.evidence.get("changed", "").startswith("gone: ")
+
+
+def _update_types(proofs: list[Proof], gone: set[pins.Pin]) -> int:
+    """Write down what Coq's theorems and twins say now; how many say something else than before."""
+    if not proofs and not any(pin.method == "coq" for pin in gone):
+        return 0
+    from linattest.proofs_checks.coq import compiler  # which needs Linux or macOS
+
+    says = {p.asked: p.evidence["type"] for p in proofs} | {p.twin_asked: p.evidence["twin's type"] for p in proofs}
+    lost = {name for pin in gone if pin.method == "coq" for name in (pin.asked, pin.twin_asked)}
+    try:
+        return compiler.write_types(says, lost)
+    except (OSError, compiler.CoqError) as error:
+        raise typer.BadParameter(str(error), param_hint="--update-pins") from error
 
 
 def _as_pinned(proof: Proof) -> Proof:
@@ -123,10 +154,22 @@ def to_json(proofs: list[Proof], seconds: float) -> dict[str, object]:
     """The contract of ``prove --json``."""
     return {
         "schema": SCHEMA,
+        "warnings": warnings(proofs),
         "proofs": msgspec.to_builtins(proofs),
         "seconds": round(seconds, 3),
         "environment": msgspec.to_builtins(environment()),
     }
+
+
+def warnings(proofs: list[Proof]) -> list[str]:
+    """What was not compared, though everything may be proved."""
+    said = [p for p in proofs if "not compared" in p.evidence]
+    if not said:
+        return []
+    return [
+        f"NOT COMPARED: what {len(said)} of Coq's statements say ({', '.join(p.id for p in said)}): "
+        + said[0].evidence["not compared"]
+    ]
 
 
 def _print(console: Console, proofs: list[Proof]) -> None:
@@ -144,6 +187,8 @@ def _print(console: Console, proofs: list[Proof]) -> None:
     for proof in (p for p in proofs if not p.stands):
         said = "; ".join(f"{name}: {text}" for name, text in proof.evidence.items())
         console.print(f"[bold]{proof.id}[/]: {proof.status}, twin {proof.twin_status or 'none'}; {escape(said)}")
+    for text in warnings(proofs):
+        console.print(text, style="bold yellow", highlight=False, markup=False, soft_wrap=True)
     counts = {s: sum(p.status == s for p in proofs) for s in get_args(Status)}
     console.print(
         ", ".join(f"{n} {s}" for s, n in counts.items()) + f"; {sum(p.stands for p in proofs)} twins rejected"

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from linattest.verify.claims.record import Claims, Outcome
+from linattest.verify.claims.record import Claims, Outcome, of_ledgers
 from linattest.verify.claims.verdicts import WORDS, Evidence, Word
 from linattest.verify.report.summary import plural
 
@@ -40,7 +40,8 @@ def print_claims(console: Console, found: Claims, *, full: bool) -> None:
             text = escape(f"{outcome.id}: {outcome.difference}")
             console.print(f"[red]differs[/] {text}", highlight=False, soft_wrap=True)
     if not full and outcomes:
-        console.print("all the evidence of one: linattest claims ID", highlight=False)
+        again = escape(f"linattest claims ID{of_ledgers(outcomes)}")
+        console.print(f"all the evidence of one: {again}", highlight=False, soft_wrap=True)
 
 
 def tally(found: Claims) -> dict[Word | None, str]:
@@ -70,7 +71,9 @@ def brief(o: Outcome) -> str:
     if first is None:
         return ""
     if first.kind == "measurement":
-        mean, low, high = (number(first.values[name]) for name in ("mean", "low", "high"))
+        mean, low, high = (number(first.values.get(name)) for name in ("mean", "low", "high"))
+        if "low" not in first.values:
+            return f"{first.text}: {mean} (one value, no interval)"
         return f"{first.text}: {mean} ({low} to {high}, {first.values['seeds']} seeds)"
     shown = next(iter(first.values.values()), "")
     return first.text + (f": {number(shown)}" if first.values else "")
