@@ -31,7 +31,7 @@ LONGEST = 1200
 HEAD = """\
 # What each tool was asked, beside the words that say so: written by `linattest prove --update-pins`, read by people.
 # `linattest prove` calls a statement `changed` whose words or questions are others. Coq's theorems are here by their
-# words and names; what they say is in coq/types.toml.
+# words and names; what they say is in coq/types.toml and coq/sentences.toml.
 """
 
 

@@ -72,6 +72,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 class Statement:
     """A statement to be checked, ``ask(*right)``, and its falsified twin, ``ask(*wrong)``, both in words too.
 
+    ``mend``: what to do where it is refuted, for what rests on a file.
+
     Raises ``ValueError`` for words that are missing, and for a twin with the statement's own arguments.
     """
 
@@ -83,6 +85,7 @@ class Statement:
     right: tuple[Any, ...]
     twin: str
     wrong: tuple[Any, ...]
+    mend: str = ""
 
     def __post_init__(self) -> None:
         for field in ("id", "statement", "assumptions", "twin"):
@@ -103,6 +106,8 @@ def prove(statement: Statement, pinned: Mapping[str, pins.Pin] | None = None) ->
     status, evidence = answer.status, answer.evidence
     if status == "proved" and twin.status != "refuted":
         status, evidence = "unknown", evidence | {"twin": f"{twin.status}, expected refuted: the check cannot fail"}
+    if status in ("refuted", "unknown") and statement.mend:
+        evidence = evidence | {"what to do": statement.mend}
     if statement.method == "coq":  # a twin is a theorem too, with a type of its own
         evidence = (
             {"not compared": twin.evidence["not compared"]} | evidence if "not compared" in twin.evidence else evidence
@@ -116,10 +121,20 @@ def prove(statement: Statement, pinned: Mapping[str, pins.Pin] | None = None) ->
     if not answer.asked:
         return proof
     said = (pins.difference(statement.id, proof.pin, pins.read() if pinned is None else pinned), answer.changed)
-    why = "; ".join(x for x in (*said, twin.changed and f"twin: {twin.changed}") if x)
-    why += pins.meant(statement.id) if why else ""
+    of_twin = f"twin: {twin.changed}" if twin.changed not in ("", answer.changed) else ""  # one file is told of once
+    why = "; ".join(x for x in (*said, of_twin) if x)
+    why += _what_to_do(statement.id, status) if why else ""
     changed: Status = "changed" if status in ("proved", "skipped") else status
     return msgspec.structs.replace(proof, status=changed, evidence=evidence | {"changed": why}) if why else proof
+
+
+def _what_to_do(identity: str, status: Status) -> str:
+    """About a difference: a pin is renewed where the statement is proved, and nowhere else."""
+    if status == "proved":
+        return pins.meant(identity)
+    if status == "skipped":
+        return f"{pins.meant(identity)}, where the tool is installed"
+    return f"; the statement is {status}, which is never pinned: mend that first"
 
 
 def _ask(statement: Statement, given: tuple[Any, ...]) -> Answer:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from linattest.verify.evidence import Diagnosis, Evidence
+from linattest.verify.evidence import Diagnosis, Evidence, badness
 from linattest.verify.records import Record
 from linattest.verify.rules.conditions import dtype_only, together
+from linattest.verify.rules.conventions import normalised, plus_one
 from linattest.verify.rules.factors import factor, passed_through, sign
 from linattest.verify.rules.hypotheses import (
     gate,
@@ -24,7 +25,8 @@ from linattest.verify.rules.hypotheses import (
     triangle,
 )
 from linattest.verify.rules.layouts import layout, shape
-from linattest.verify.rules.localisation import boundary, future, late, packed, tail
+from linattest.verify.rules.localisation import boundary, future, late, onset, packed, tail
+from linattest.verify.rules.operands import operands
 from linattest.verify.rules.orders import order
 from linattest.verify.rules.parts import one_channel, one_head
 from linattest.verify.rules.permuted import permuted
@@ -39,11 +41,11 @@ Rule = Callable[[Evidence], Diagnosis | None]
 SPECIFIC: tuple[Rule, ...] = (
     layout, inputs_modified, unrepeatable, shape, order, late, future, tail, boundary, state_ignored, state_transposed,
     state_narrow, heads, packed, scale, ignored, sign, gate, triangle, passed_through, rows, permuted, one_head,
-    one_channel, factor, overflow, no_graph, gradient, rounding_of, raises,
+    one_channel, factor, normalised, plus_one, overflow, no_graph, gradient, rounding_of, raises,
 )  # fmt: skip
 """Rules that name a fault."""
 
-GENERAL: tuple[Rule, ...] = (dtype_only, where, together, promise)
+GENERAL: tuple[Rule, ...] = (operands, onset, dtype_only, where, together, promise)
 """Rules that say where something is wrong."""
 
 IMPLIED = {
@@ -54,15 +56,17 @@ IMPLIED = {
     "shape": {order, raises}, "late": {future, rounding_of, factor},
     "scale": {factor}, "sign": {overflow, gradient}, "gate": {factor, passed_through}, "triangle": {factor},
     "passed-through": {factor, gradient, rounding_of}, "factor": {rounding_of},
+    "normalised": {overflow, gradient, rounding_of}, "plus-one": {overflow, gradient, rounding_of},
     "state-narrow": {rounding_of}, "future": {rounding_of},
     "no-gradient": {gradient}, "overflow": {gradient}, "inputs-modified": {no_graph, gradient},
-    "dtype": {where, together, promise}, "where": {together, promise}, "together": {promise},
+    "operands": {dtype_only, where, together, promise}, "dtype": {where, together, promise},
+    "where": {together, promise}, "together": {promise},
 }  # fmt: skip
 """What a fault looks like besides: rules that are not asked once it is found."""
 
 FORWARD = {
     layout, order, late, tail, boundary, state_ignored, state_transposed, state_narrow, heads, scale, ignored, sign,
-    gate, triangle, passed_through, rows, permuted, one_head, one_channel, factor, rounding_of,
+    gate, triangle, passed_through, rows, permuted, one_head, one_channel, factor, normalised, plus_one, rounding_of,
 }  # fmt: skip
 """Rules of wrong outputs: not asked where every output is right."""
 
@@ -102,7 +106,7 @@ def diagnose(subject: Subject, records: list[Record], broken: tuple[str, ...] = 
 def unknown(e: Evidence, untried: list[str]) -> Diagnosis:
     """No rule fits: what is known all the same."""
     counts = Counter(f"{r.direction} {r.case.dtype}" for r in e.failed)
-    worst = max(e.failed, key=lambda r: float("inf") if r.ratio is None else r.ratio)
+    worst = max(e.failed, key=badness)
     right = sorted({f"{r.direction} {r.case.dtype}" for r in e.records} - set(counts))
     return Diagnosis(
         rule="unknown", fault="no rule fits",

@@ -22,6 +22,7 @@ from linattest.verify.measure import rounding
 from linattest.verify.records import Record
 from linattest.verify.returns import ShapeError
 from linattest.verify.spec import Operator, Variant
+from linattest.verify.staging import terms
 from linattest.verify.subject import Subject
 from linattest.verify.subjects import run
 from linattest.verify.tolerance import THRESHOLD, accumulation, unit_roundoff
@@ -31,6 +32,12 @@ Arrays = dict[str, Array]
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 70, 96, 100, 127, 128, 130, 200)
 """On both sides of every chunk edge that a kernel may have."""
+
+
+def badness(record: Record) -> tuple[bool, bool, float]:
+    """How much a failing record shows: a wrong value before a property, a value before an error, then by its ratio."""
+    ratio = float("inf") if record.ratio is None else record.ratio
+    return record.direction != "property", record.status == "fail", ratio
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +171,10 @@ class Evidence:
         reference = self.operator.variant(self.operator.reference)
         ours = arrays(run(self.operator, reference, batch.copy(), backward=backward).values)
         kept = {name: x for name, x in exact.items() if name in got}
-        return Look(batch, arrays(got), kept, {name: self._slack(batch, name, kept[name], ours[name]) for name in kept})
+        staged = terms(self.operator, self.variant, batch, backward) if self.subject.operands else {}
+        slack = {name: self._slack(batch, name, kept[name], ours[name]) for name in kept}
+        slack |= {name: slack[name] + term.most for name, term in staged.items() if name in slack}
+        return Look(batch, arrays(got), kept, slack)
 
     def _slack(self, batch: Batch, name: str, exact: Array, ours: Array) -> Array:
         dtype = batch.case.dtype

@@ -13,7 +13,7 @@ from linattest.verify import registry
 from linattest.verify.adapters import Adapter
 from linattest.verify.inputs import Batch, Case, build, resolve_options
 from linattest.verify.oracle import Head, convert
-from linattest.verify.spec import CARRIED_STATE, Operator, Variant
+from linattest.verify.spec import CARRIED_STATE, OPERANDS, Operator, Staged, Variant
 from linattest.verify.subject import Subject, SubjectError, load
 from linattest.verify.subjects import provide, resolve
 
@@ -36,11 +36,17 @@ def operator_of(subject: Subject) -> Operator:
         provide(path, adapter)
         _RECORDS[key] = replace(
             operator,
-            variants=(operator.variant(operator.reference), _variant(operator, subject, path)),
+            variants=(*_ours(operator, subject), _variant(operator, subject, path)),
             grid=settings(operator, subject, adapter),
             limitations=(),
         )
     return _RECORDS[key]
+
+
+def _ours(operator: Operator, subject: Subject) -> tuple[Variant, ...]:
+    """The reference, and the form on which operands' terms are measured where they are asked for (staging.py)."""
+    measured = {operator.reference, *(("chunk",) if subject.operands else ())}
+    return tuple(variant for variant in operator.variants if variant.name in measured)
 
 
 def adapter_of(subject: Subject) -> Adapter:
@@ -58,11 +64,17 @@ def batch_of(subject: Subject, case: Case) -> Batch:
 
 
 def _variant(operator: Operator, subject: Subject, path: str) -> Variant:
-    carried = subject.kind == "step" and "state" in subject.supports
+    carried = (CARRIED_STATE,) if subject.kind == "step" and "state" in subject.supports else ()
     return Variant(
         name=subject.variant, function=path, kind=subject.kind, supports=frozenset(subject.supports),
-        dtypes=subject.dtypes, staged=(CARRIED_STATE,) if carried else (),
+        dtypes=subject.dtypes, staged=(*carried, *(operands_of(subject.operator) if subject.operands else ())),
     )  # fmt: skip
+
+
+def operands_of(name: str) -> tuple[Staged, ...]:
+    """The terms that an operator's own variants have for operands of matrix products; a kernel's, if none has any."""
+    own = dict.fromkeys(term for x in registry.operator(name).variants for term in x.staged if term != CARRIED_STATE)
+    return tuple(own) or OPERANDS
 
 
 def held_options(operator: Operator, subject: Subject) -> dict[str, Any]:

@@ -160,6 +160,7 @@ def _remarks(subject: Subject, adapter: Adapter) -> list[str]:
         "states are [.., V, K]": subject.transpose_state, "tensors are head-first": subject.layout == "head-first",
         "inputs are made contiguous": subject.contiguous, "an output of another dtype is cast": subject.any_dtype,
         f"T is a multiple of {subject.multiple}": subject.multiple > 1,
+        "operands of matrix products may be rounded to the type of the inputs": subject.operands,
         f"tensors are moved to {subject.device}": subject.device != "cpu",
     }  # fmt: skip
     return notes + [words for words, holds in told.items() if holds]

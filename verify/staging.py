@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from linattest.verify.inputs import Batch, generator
+from linattest.verify.inputs import Batch, Structure, generator
 from linattest.verify.operands import BFLOAT16, TF32, Format, RoundedOperands
 from linattest.verify.sensitivity import group_size, head_rms, run_copies
 from linattest.verify.spec import Operator, Staged, Variant
@@ -181,27 +181,35 @@ def softmax_operands(operator: Operator, batch: Batch, backward: bool) -> dict[s
     With P the probabilities:  o = P v,  dv = P^T do,  D = rowsum(do * o),  dS = P * (do v^T - D),
     dq = scale dS k,  dk = scale dS^T q, each P, dS and saved o moved by one rounding (Dao 2023, algorithm 2).
     Twice the largest movement over the patterns: the worst of thousands of elements exceeds what
-    ``PATTERNS`` draws show of each.
+    ``PATTERNS`` draws show of each. With several value heads a key head, queries and keys are repeated in that dtype,
+    so that what each value head contributes to their gradients is rounded before it is summed.
     """
     u = unit_roundoff(batch.case.dtype)
     rng = generator(batch.case, "softmax operands")
     q, k, v = (batch.tensors[name].double().transpose(1, 2) for name in ("q", "k", "v"))
+    group = v.shape[1] // q.shape[1]
+    q, k = (x.repeat_interleave(group, 1) for x in (q, k))
     do = batch.cotangents["o"].double().transpose(1, 2)
     scale = batch.options["scale"]
     scale = float(scale) if scale is not None else batch.case.structure.K**-0.5
-    length = batch.case.structure.T
-    future = torch.ones(length, length, dtype=torch.bool).triu(1)
-    p = ((q @ k.mT) * scale).masked_fill(future, -torch.inf).softmax(-1)
+    p = ((q @ k.mT) * scale).masked_fill(~_seen(batch.case.structure), -torch.inf).softmax(-1).nan_to_num(0.0)
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
         return x * (1 + u * torch.from_numpy(rng.integers(0, 2, tuple(x.shape)) * 2.0 - 1.0))
+
+    def summed(x: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return x if group == 1 else move(x).unflatten(1, (-1, group)).sum(2)
 
     def results(move: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
         o = move(p) @ v
         found = {"o": o}
         if backward:
             ds = move(p * (do @ v.mT - (do * move(o)).sum(-1, keepdim=True)))
-            found |= {"d v": move(p).mT @ do, "d q": scale * ds @ k, "d k": scale * ds.mT @ q}
+            found |= {
+                "d v": move(p).mT @ do,
+                "d q": summed(scale * ds @ k, move),
+                "d k": summed(scale * ds.mT @ q, move),
+            }
         return found
 
     exact = results(lambda x: x)
@@ -210,3 +218,13 @@ def softmax_operands(operator: Operator, batch: Batch, backward: bool) -> dict[s
         name: Term(2 * np.max([(m[name] - x).abs().transpose(1, 2).numpy() for m in moved], axis=0))
         for name, x in exact.items()
     }
+
+
+def _seen(s: Structure) -> torch.Tensor:
+    """Which tokens [T, T] a token attends to: those before it in its own sequence, and itself; past a pack, none."""
+    past = torch.ones(s.T, s.T, dtype=torch.bool).tril()
+    if s.cu_seqlens is None:
+        return past
+    place = torch.arange(s.T)
+    sequence = torch.bucketize(place, torch.tensor(s.cu_seqlens[1:]), right=True)
+    return past & (sequence[:, None] == sequence) & (place < s.cu_seqlens[-1])

@@ -40,7 +40,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     ``function`` is "module:name", "path/to/file.py:name", or "<given>:name". ``rename`` maps their argument to the
     operator's (``"gk": "g"``); a leading ``-`` passes the negative. ``fixed`` are keywords that they always get,
     ``only`` the operator's options that are held, ``drop`` inputs that are 0 and not passed. ``multiple`` is what T
-    must be a multiple of. ``any_dtype`` accepts an output of another dtype than the inputs'.
+    must be a multiple of. ``any_dtype`` accepts an output of another dtype than the inputs'. ``operands`` allows for
+    operands of matrix products rounded to the type, as our own kernels feed them to a tensor core (given.py).
     """
 
     function: str
@@ -56,6 +57,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     transpose_state: bool = False
     contiguous: bool = False
     any_dtype: bool = False
+    operands: bool = False
     multiple: int = 1
     device: str = "cpu"
 

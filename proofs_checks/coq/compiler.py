@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from linattest.proofs_checks import pins
+from linattest.proofs_checks.coq import sentences
 from linattest.proofs_checks.proof import Answer, Status
 
 ROOM = Path(__file__).parent
@@ -30,9 +31,9 @@ HEAD = """\
 # Written by `linattest prove --update-pins ID`, read by people beside the words in theorems.py.
 """
 INSTALL = "apt-get install coq libcoq-mathcomp-algebra libcoq-mathcomp-algebra-tactics"
+RESTORE = "restore it (for instance with git), or take its theorems from theorems.py"
 SECONDS = 300
 CLOSED = "Closed under the global context"
-COMMENT = re.compile(r"\(\*.*?\*\)", re.DOTALL)
 IMPORTS = re.compile(rf"From {LIBRARY} Require Import ([\w ]+)\.")
 THEOREM = re.compile(r"^Theorem (\w+)", re.MULTILINE)
 ABSENT = re.compile(r"logical path\s+(\w+)\s+with\s+prefix\s+mathcomp")
@@ -71,12 +72,14 @@ def _answer(theorem: str, room: Path, status: Status, twin_of: str = "") -> Answ
     file, name = theorem.split(".")
     evidence, changed = {"theorem": f"{file}.v: {name}"}, ""
     try:
+        changed = _defined_otherwise(file, room)
         found = report(file, room)
         if name not in found:
             raise CoqError(f"no Theorem {name} in {file}.v, which has {sorted(found)}")
         evidence |= {"type": found[name], "assumptions": found["assumptions"]}
         if room == ROOM or (room / PINS).exists():
-            changed = _change(theorem, found[name], room / PINS, evidence)
+            says = _change(theorem, found[name], room / PINS, evidence)
+            changed = "; ".join(x for x in (says, changed) if x)
         if found["assumptions"] != CLOSED:
             raise CoqError(f"the theorems of {file}.v rest on more than Coq's logic")
         if status == "refuted" and not NEGATION.match(found[name]):
@@ -84,12 +87,26 @@ def _answer(theorem: str, room: Path, status: Status, twin_of: str = "") -> Answ
         if twin_of:
             _is_another(found[name], twin_of, room)
     except Missing as missing:
-        return Answer(status="skipped", evidence={"skipped": f"{missing}: {INSTALL}"}, asked=theorem)
+        return Answer(
+            status="skipped", evidence={"skipped": f"{missing}: {INSTALL}"}, asked=theorem, changed=changed
+        )  # fmt: skip
     except CoqError as error:
         return Answer(
             status="unknown", evidence=evidence | {"error": str(error)}, tool=f"coqc {version()}", asked=theorem
         )
     return Answer(status=status, evidence=evidence, tool=f"coqc {version()}", asked=theorem, changed=changed)
+
+
+def _defined_otherwise(file: str, room: Path) -> str:
+    """What the file of a theorem, or one that it imports, defines otherwise than is pinned. Raises ``CoqError``."""
+    if room != ROOM and not (room / sentences.PINS).exists():
+        return ""
+    try:
+        return sentences.difference(file, room)
+    except OSError as error:
+        raise CoqError(f"coq/{Path(error.filename).name}: {error.strerror}; {RESTORE}") from error
+    except ValueError as error:
+        raise CoqError(str(error)) from error
 
 
 def _change(theorem: str, says: str, file: Path, evidence: dict[str, str]) -> str:
@@ -168,11 +185,8 @@ def _compiled(file: str, room: Path, folder: Path) -> str:
     try:
         text = (room / f"{file}.v").read_text(encoding="utf-8")
     except OSError as error:
-        why = (
-            f"coq/{file}.v: {error.strerror}; restore it (for instance with git), or take its theorems from theorems.py"
-        )
-        raise CoqError(why) from error
-    code = COMMENT.sub(" ", text)
+        raise CoqError(f"coq/{file}.v: {error.strerror}; {RESTORE}") from error
+    code = sentences.without_comments(text)
     if open_ := UNPROVED.findall(code):
         raise CoqError(f"{file}.v has {sorted(set(open_))}")
     for needed in IMPORTS.findall(code):

@@ -1,10 +1,23 @@
 """A record of claims, with every verdict and figure, for tests of what is made of one."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 
 from linattest.verify.claims import dependence, figures, ledger
 from linattest.verify.claims.record import Claims, Figure, Outcome, collect
 from linattest.verify.claims.verdicts import WORDS, counted, exact, measured, reason
+from linattest.verify.executors import InProcess, Local, local_executor
+
+
+@pytest.fixture
+def claims_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one worker claims are computed in this process, where a test may have replaced something, and faster."""
+
+    def executor(workers: int) -> AbstractContextManager[InProcess | Local]:
+        return nullcontext(InProcess()) if workers == 1 else local_executor(workers)
+
+    monkeypatch.setattr(ledger, "local_executor", executor)
 
 
 @pytest.fixture(scope="session")

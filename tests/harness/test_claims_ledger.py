@@ -32,6 +32,7 @@ lam.selective-copy lam.wikitext lam.heatmap lam.reduction lam.variance lam.mqar-
 
 ROWS = {row.id: row for row in ledger.read()}
 QUICK = "ccq.contraction"
+pytestmark = pytest.mark.usefixtures("claims_here")
 
 
 def run(*arguments: str) -> Any:
@@ -130,7 +131,7 @@ def test_processes_give_the_same_verdicts_in_the_same_order():
 
 def test_unknown_id_lists_the_known():
     result = run("vla.no-such")
-    assert result.exit_code == 2 and "vla.minimiser" in result.output
+    assert result.exit_code == 2 and "close: vla." in result.output
 
 
 # --- the words ---------------------------------------------------------------------------------------------------

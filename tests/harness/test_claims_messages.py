@@ -18,6 +18,8 @@ from linattest.verify.claims.record import Claims, Outcome
 from linattest.verify.report.claims import print_claims
 from linattest.verify.report.ledger import ledger as page_of
 
+pytestmark = pytest.mark.usefixtures("claims_here")
+
 
 def run(*arguments: str | Path) -> Any:
     return CliRunner().invoke(cli.app, list(map(str, arguments)), env={"COLUMNS": "300", "TERMINAL_WIDTH": "300"})

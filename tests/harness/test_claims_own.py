@@ -13,6 +13,8 @@ from linattest.verify import cli
 from linattest.verify.claims import ledger
 from linattest.verify.claims.ledger import LedgerError, claim
 
+pytestmark = pytest.mark.usefixtures("claims_here")
+
 
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, ["claims", "--workers", "1", *arguments])

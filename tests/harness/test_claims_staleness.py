@@ -19,6 +19,7 @@ from linattest.verify.environment import ROOT
 
 ROWS = {row.id: row for row in ledger.read()}
 COQ = (Evidence(kind="proof", text="p", where="proofs_checks/coq/certificate.v"),)
+pytestmark = pytest.mark.usefixtures("claims_here")
 
 
 def run(*arguments: str | Path) -> Any:

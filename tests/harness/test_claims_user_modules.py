@@ -24,6 +24,7 @@ CLAIM = """
 def {name}():
     {body}
 """
+pytestmark = pytest.mark.usefixtures("claims_here")
 
 
 def run(*arguments: str | Path) -> Any:

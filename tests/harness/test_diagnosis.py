@@ -46,7 +46,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "ungated": ({}, "ignored", "g is not applied"),
     "base_two": ({}, "gate", "base 2"),
     "leaky": ({}, "future", "inside a chunk of 16"),
-    "edge": ({}, "boundary", "first chunk of 32"),
+    "edge": ({}, "boundary", "each chunk of 32 tokens starts from nothing"),
     "packs_leak": ({"cu_seqlens": (0, 5, 40)}, "packed", "without boundaries"),
     "wrong_heads": ({"group": 2}, "heads", "h % H"),
     "random": ({}, "unrepeatable", "other bits"),
@@ -106,5 +106,6 @@ def test_every_rule_has_a_planted_fault():
     named = {rule for _, rule, _ in FAULTS.values()} | {"promise", "factor", "sign", "late", "shape"}
     named |= {"layout", "one-head", "one-channel"}  # test_diagnosis_layouts.py
     named |= {"order", "passed-through", "rows", "permuted", "together"}  # test_diagnosis_causes.py
+    named |= {"operands", "onset", "normalised", "plus-one"}  # test_check_operands.py, test_diagnosis_softmax.py
     assert len(named) == len({*SPECIFIC, *GENERAL})
     assert set(SPECIFIC) >= FORWARD

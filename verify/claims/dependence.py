@@ -23,7 +23,10 @@ COMPUTING = tuple(f"verify/claims/{name}.py" for name in ("ledger", "verdicts", 
 """What every verdict is computed by, beside its check."""
 
 PACKAGE, COQ = "linattest", "proofs_checks/coq"
-AROUND = {"proofs_checks": ("proofs_checks/pins.toml",), COQ: (f"{COQ}/theorems.py", f"{COQ}/types.toml")}
+AROUND = {
+    "proofs_checks": ("proofs_checks/pins.toml",),
+    COQ: (f"{COQ}/theorems.py", f"{COQ}/types.toml", f"{COQ}/sentences.toml"),
+}
 """What belongs to every file of a folder."""
 
 ENDS = ("verify/registry.py",)

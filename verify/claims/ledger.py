@@ -15,7 +15,8 @@ import time
 import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -183,6 +184,10 @@ def compute(row: Row) -> Outcome:
     except BaseException as raised:  # SystemExit would end the command without a word, as if all were well
         last = traceback.extract_tb(raised.__traceback__)[-1]
         error = f"{_raised(raised)} ({Path(last.filename).name}:{last.lineno})"
+    return _outcome(row, verdict, figure, error, time.perf_counter() - start)
+
+
+def _outcome(row: Row, verdict: Verdict | None, figure: Figure | None, error: str | None, seconds: float) -> Outcome:
     expected = row.expected
     lacks = sorted(verdict.lacks) if verdict else []
     evidence = verdict.evidence if verdict else ()
@@ -194,7 +199,7 @@ def compute(row: Row) -> Outcome:
         verdict=verdict.word if verdict else None, expected=expected, evidence=evidence,
         sources=sources, hash=dependence.row_hash(row, sources), figure=figure, stale=tuple(dependence.stale(row)),
         error=error, lacks=tuple(lacks), excused=bool(lacks) and not any(tool in row.without for tool in lacks),
-        seconds=round(time.perf_counter() - start, 3),
+        seconds=round(seconds, 3),
     )  # fmt: skip
 
 
@@ -234,18 +239,44 @@ def _hash_now(o: Outcome, row: Row | None) -> str | None:
 
 
 def run(rows: list[Row], workers: int, progress: Callable[[Outcome], Any] = lambda _: None) -> list[Outcome]:
-    """Compute every row, in this process or in ``workers`` others; the outcomes are in the order of the rows."""
+    """Compute every row in ``workers`` other processes; the outcomes are in the order of the rows.
+
+    A check that takes its process down takes others with it: each of them runs again in a process of its own, and one
+    that ends that too is an error. As many are under way as there are processes, so that few are lost.
+    """
     found: dict[str, Outcome] = {}
 
     def keep(outcome: Outcome) -> None:
         found[outcome.id] = outcome
         progress(outcome)
 
-    if workers == 1:
-        for row in rows:
-            keep(compute(row))
-    else:
-        with local_executor(workers) as pool:
-            for future in as_completed([pool.submit(compute, row) for row in rows]):
-                keep(future.result())
+    todo, lost, waiting = list(reversed(rows)), list[Row](), dict[Future[Outcome], Row]()
+    with local_executor(workers) as pool:
+        while todo or waiting:
+            while todo and len(waiting) < workers:
+                row = todo.pop()
+                waiting[pool.submit(compute, row)] = row
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                row = waiting.pop(future)
+                outcome = _received(future, row)
+                if outcome is None:
+                    lost.append(row)
+                else:
+                    keep(outcome)
+    for row in lost:
+        start = time.perf_counter()
+        with local_executor(1) as alone:
+            outcome = _received(alone.submit(compute, row), row)
+        died = "no answer: its process ended, alone too (os._exit, a crash of native code, or killed)"
+        keep(outcome or _outcome(row, None, None, died, time.perf_counter() - start))
     return [found[row.id] for row in rows]
+
+
+def _received(future: Future[Outcome], row: Row) -> Outcome | None:
+    """What a process answered, an error if that cannot be sent; ``None`` if the process died."""
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return None
+    except Exception as error:  # compute() raises none: this is of the way here, as for what cannot be pickled
+        return _outcome(row, None, None, f"no answer: {_raised(error)}", 0.0)

@@ -74,7 +74,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def difference(self) -> str:
         """What is not as the ledger says, in one line; empty if nothing."""
-        raised = "" if self.error is None else f"the check raised {self.error}"
+        error = self.error or ""
+        raised = error if error.startswith("no answer: ") else error and f"the check raised {error}"
         found = "no verdict" if self.verdict is None else repr(self.verdict)
         said = "" if self.verdict == self.expected else f"{found}, the ledger says {self.expected!r}"
         fallen = [f"does not stand: {e.text}{_why(e)}" for e in self.evidence if not e.stands and not e.lacks]

@@ -54,6 +54,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind != "measurement":
             return ""
         mean, low, high = (math.nan if x is None else x for x in self.ends)  # None: as read from JSON
+        if not (math.isfinite(mean) and low <= high):
+            return "no number: a sample is NaN, or infinite"
         seen = f"{mean:.4g}" if low == high else f"{mean:.4g} ({low:.4g} to {high:.4g})"
         beyond = {"at_least": ("at least", low, -1), "at_most": ("at most", high, 1)}
         said = [
@@ -62,7 +64,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
             for words, end, sign in [beyond[name]]
             if not (end - limit) * sign <= 0
         ]
-        return f"{seen}, expected {' and '.join(said)}" if said else "" if math.isfinite(mean) else f"{seen}, no number"
+        return f"{seen}, expected {' and '.join(said)}" if said else ""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +106,7 @@ def interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float, float
     if not x.size:
         raise ValueError("no samples, expected at least one")
     mean = float(x.mean())
-    if len(x) < 2 or not (spread := float(x.std(ddof=1))):
+    if len(x) < 2 or not math.isfinite(mean) or not (spread := float(x.std(ddof=1))):
         return mean, mean, mean
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 1)) * spread / math.sqrt(len(x))
     return mean, mean - half, mean + half

@@ -44,6 +44,9 @@ def check(
     only_forward: Annotated[bool, typer.Option("--only-forward", help="the same as --without gradient")] = False,
     dtype: Annotated[list[str] | None, typer.Option(help="only this dtype; may be repeated")] = None,
     any_dtype: Annotated[bool, typer.Option("--any-dtype", help="accept an output in another dtype")] = False,
+    operands: Annotated[
+        bool, typer.Option("--operands", help="operands of matrix products may be rounded, as for a tensor core")
+    ] = False,
     head_first: Annotated[bool, typer.Option("--head-first", help="tensors are [B, H, T, ..]")] = False,
     transpose_state: Annotated[bool, typer.Option("--transpose-state", help="states are [.., V, K]")] = False,
     contiguous: Annotated[bool, typer.Option("--contiguous", help="make every input contiguous first")] = False,
@@ -78,7 +81,7 @@ def check(
     left_out = _features([*(without or []), *["state"] * no_state, *["gradient"] * only_forward])
     dtypes = _dtypes(dtype or [])
     if peer is not None:
-        if map_ or set_ or only or head_first or transpose_state or contiguous or step or multiple_of > 1:
+        if map_ or set_ or only or head_first or transpose_state or contiguous or step or operands or multiple_of > 1:
             raise typer.BadParameter("a peer's presets know how their functions are called", param_hint="--peer")
         presets = [_narrowed(preset, left_out, dtypes) for preset in _presets(peer, names or [], as_)]
     else:
@@ -91,7 +94,7 @@ def check(
                     fixed=_values("--set", set_), only=_values("--only", only), supports=tuple(sorted(taken)),
                     dtypes=dtypes, any_dtype=any_dtype, transpose_state=transpose_state,
                     layout="head-first" if head_first else "seq-first", contiguous=contiguous, multiple=multiple_of,
-                    kind="step" if step else "sequence", device=device,
+                    kind="step" if step else "sequence", device=device, operands=operands,
                 ),
             )
         ]  # fmt: skip

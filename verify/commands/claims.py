@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from linattest.verify.claims import ledger
 from linattest.verify.claims.ledger import LedgerError, Row
 from linattest.verify.claims.record import Claims, collect, of_ledgers
-from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK
+from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK, none_begins
 from linattest.verify.executors import default_workers
 from linattest.verify.report.claims import print_claims
 from linattest.verify.report.summary import plural
@@ -80,7 +80,9 @@ def _write(path: Path, text: str) -> None:
 def _chosen(rows: list[Row], ids: list[str]) -> list[Row]:
     unknown = [x for x in ids if not any(row.id.startswith(x) for row in rows)]
     if unknown:
-        raise typer.BadParameter(f"no claim begins with {unknown}; known: {[r.id for r in rows]}", param_hint="ID")
+        raise typer.BadParameter(
+            "; ".join(none_begins("claim", x, [r.id for r in rows]) for x in unknown), param_hint="ID"
+        )
     return [row for row in rows if not ids or any(row.id.startswith(x) for x in ids)]
 
 
@@ -92,6 +94,17 @@ def status_of(found: Claims, stale: Sequence[str] = ()) -> int:
     if found.failed:
         return FAILED
     return NOTHING if found.counts["different"] or not found.claims or stale else OK
+
+
+def say_different(console: Console, found: Claims) -> None:
+    """Which claims are not as the ledger says, and which of them have no verdict; nothing if all are."""
+    differ = [o for o in found.claims if o.differs]
+    if differ:
+        console.print(
+            f"DIFFERS: {len(differ)} of {plural(len(found.claims), 'claim')}: "
+            + ", ".join(f"{o.id} (error)" if o.error is not None else o.id for o in differ)
+            + f"; the first: {differ[0].difference}", style="red", highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def say_stale(console: Console, found: Claims) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import typer
@@ -42,6 +44,15 @@ def dtypes_named(names: list[str]) -> tuple[str, ...]:
     if unknown:
         raise typer.BadParameter(f"no dtype {unknown}; known: {list(DTYPES)}", param_hint="--dtype")
     return tuple(names) or DTYPES
+
+
+def none_begins(what: str, given: str, known: Sequence[str]) -> str:
+    """That no claim or statement begins so, with the ids that are close and how many there are of each paper."""
+    close = difflib.get_close_matches(given, known, n=4, cutoff=0.5)
+    near = f" (close: {', '.join(close)})" if close else ""
+    counts = Counter(x.partition(".")[0] for x in known)
+    of = ", ".join(f"{n} with {first}." for first, n in counts.items())
+    return f"no {what} begins with {given!r}{near}; {len(known)} are known: {of}"
 
 
 def check_device(console: Console, device: str) -> None:

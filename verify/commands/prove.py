@@ -16,12 +16,12 @@ from rich.table import Table
 
 from linattest.proofs_checks import catalogue, pins
 from linattest.proofs_checks.proof import Method, Proof, Status
-from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK
+from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK, none_begins
 from linattest.verify.environment import environment
 from linattest.verify.executors import default_workers
 
 SCHEMA = 1
-TYPES = "proofs_checks/coq/types.toml"
+TYPES = "proofs_checks/coq/types.toml and sentences.toml"
 
 
 def prove(
@@ -67,7 +67,7 @@ def _chosen(ids: list[str]) -> list[str]:
     known = [*catalogue.known_ids(), *(proof.id for proof in catalogue.gone())]
     unknown = [x for x in ids if not any(identity.startswith(x) for identity in known)]
     if unknown and not catalogue.broken():  # else it may be in the module that is gone, which the run then tells
-        raise typer.BadParameter(f"no statement begins with {unknown}; known: {known}", param_hint="ID")
+        raise typer.BadParameter("; ".join(none_begins("statement", x, known) for x in unknown), param_hint="ID")
     return ids or [""]
 
 
@@ -111,7 +111,9 @@ def _update(proofs: list[Proof], before: dict[str, pins.Pin]) -> list[Proof]:
             f"cannot write {error.filename}: {error.strerror}", param_hint="--update-pins"
         ) from error
     renewed = [x for x, pin in new.items() if before.get(x) != pin]
-    _say(f"{pins.FILE}: {len(renewed)} renewed, {len(gone)} gone, {len(after)} in all; {others} of Coq's types")
+    _say(
+        f"{pins.FILE}: {len(renewed)} renewed, {len(gone)} gone, {len(after)} in all; {others} of Coq's types and files"
+    )
     named = [*renewed, *sorted(gone)]
     types = f"what differs in {TYPES}" if others else ""
     _say(
@@ -125,16 +127,17 @@ def _is_gone(proof: Proof) -> bool:
 
 
 def _update_types(proofs: list[Proof], gone: set[pins.Pin]) -> int:
-    """Write down what Coq's theorems and twins say now; how many say something else than before."""
+    """Write down what Coq's theorems and twins say now, and the sentences of their files; how many are others."""
     if not proofs and not any(pin.method == "coq" for pin in gone):
         return 0
-    from linattest.proofs_checks.coq import compiler  # which needs Linux or macOS
+    from linattest.proofs_checks.coq import compiler, sentences  # the first needs Linux or macOS
 
     says = {p.asked: p.evidence["type"] for p in proofs} | {p.twin_asked: p.evidence["twin's type"] for p in proofs}
     lost = {name for pin in gone if pin.method == "coq" for name in (pin.asked, pin.twin_asked)}
     try:
-        return compiler.write_types(says, lost)
-    except (OSError, compiler.CoqError) as error:
+        others = compiler.write_types(says, lost)
+        return others + len(sentences.write(sorted({name.partition(".")[0] for name in says}), compiler.ROOM))
+    except (OSError, ValueError, compiler.CoqError) as error:
         raise typer.BadParameter(str(error), param_hint="--update-pins") from error
 
 

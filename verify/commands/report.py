@@ -14,7 +14,7 @@ from rich.console import Console
 
 from linattest.verify import drift as drifts
 from linattest.verify.claims.record import read as read_claims
-from linattest.verify.commands.claims import say_stale, status_of
+from linattest.verify.commands.claims import say_different, say_stale, status_of
 from linattest.verify.commands.common import FAILED, NOTHING, OK
 from linattest.verify.report.github import errors
 from linattest.verify.report.junit import junit as to_junit
@@ -50,6 +50,8 @@ def report(
     followed = _given("--drift", lambda: drifts.read(drift)) if drift else None
     ledger = _given("--claims", lambda: read_claims(claims)) if claims else None
     stale = say_stale(console, ledger) if ledger is not None else []
+    if ledger is not None:
+        say_different(console, ledger)
     extras = {name: _object(f"--{name}", path) for name, path in (("selftest", selftest), ("diff", diff)) if path}
     if ledger is not None and not records:
         if html is None or drift or extras or junit or sarif or markdown or github:

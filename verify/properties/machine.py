@@ -245,6 +245,7 @@ INPUTS_UNCHANGED = Property(
 )
 NAN_CONTAINED = Property(
     name="nan-contained",
+    promise=True,
     statement="NaN in one head stays in that head and never reaches an earlier chunk",
     check=nan_contained,
 )

@@ -11,6 +11,7 @@ import msgspec
 from linattest.verify import registry
 from linattest.verify.check import Result
 from linattest.verify.environment import environment
+from linattest.verify.evidence import badness
 from linattest.verify.preparation import SUPPORTS
 from linattest.verify.records import SCHEMA, Record
 from linattest.verify.spec import DTYPES
@@ -105,10 +106,6 @@ def _folded(line: str, width: int) -> list[str]:
 
 def worst_cases(failed: list[Record]) -> list[Record]:
     """The worst failure of each direction and dtype: wrong values before errors, at most four."""
-
-    def badness(record: Record) -> tuple[bool, float]:
-        return record.status == "fail", float("inf") if record.ratio is None else record.ratio
-
     found: dict[tuple[str, str], Record] = {}
     for record in sorted(failed, key=badness, reverse=True):
         found.setdefault((record.direction, record.case.dtype), record)

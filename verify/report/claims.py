@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich.console import Console
@@ -70,6 +71,8 @@ def brief(o: Outcome) -> str:
     first = next((e for e in o.evidence if e.kind != "proof"), None)
     if first is None:
         return ""
+    if first.kind == "measurement" and not _finite(first):
+        return f"{first.text}: no number"
     if first.kind == "measurement":
         mean, low, high = (number(first.values.get(name)) for name in ("mean", "low", "high"))
         if "low" not in first.values:
@@ -95,12 +98,20 @@ def _print_one(console: Console, o: Outcome) -> None:
 
 def line(e: Evidence) -> str:
     """A piece of evidence: its kind, how many digits are known, what it says, its numbers, its file."""
-    values = ", ".join(f"{name} {number(value)}" for name, value in e.values.items())
+    told = e.values
+    if e.kind == "measurement" and not _finite(e):  # NaN thrice says no more than once
+        told = {name: value for name, value in told.items() if name not in ("mean", "low", "high")}
+        told = {"mean": "no number"} | told
+    values = ", ".join(f"{name} {number(value)}" for name, value in told.items())
     digits = "" if e.digits is None else " (exact)" if e.digits == -1 else f" ({e.digits} digits)"
     fallen = "" if e.stands or e.lacks else "DOES NOT STAND: "
     return (
         f"{e.kind}{digits}: {fallen}{e.text}" + (f"; {values}" if values else "") + (f" [{e.where}]" if e.where else "")
     )
+
+
+def _finite(e: Evidence) -> bool:
+    return all(x is not None and math.isfinite(x) for x in e.ends)  # None: as read from JSON
 
 
 def number(value: Any) -> str:

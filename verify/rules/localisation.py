@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import torch
 
@@ -105,17 +106,65 @@ def boundary(e: Evidence) -> Diagnosis | None:
     if len(edges) != 1:
         return None
     edge = edges.pop()
-    short = [T for T, look in e.lengths.items() if 0 < T <= edge and look.tokens]
-    if edge not in CHUNKS or short:
+    return _from_token(e, edge, max(firsts), len(firsts)) if edge in CHUNKS else None
+
+
+def onset(e: Evidence) -> Diagnosis | None:
+    """Right up to some token, wrong from there on, whatever the length: where no rule names more."""
+    firsts = {T: look.tokens[0] for T, look in e.lengths.items() if look.tokens}
+    edges = set(firsts.values())
+    if len(firsts) < 2 or len(edges) != 1 or min(edges) < 2:
         return None
-    T = max(firsts)
+    return _from_token(e, edges.pop(), max(firsts), len(firsts))
+
+
+def _from_token(e: Evidence, edge: int, T: int, count: int) -> Diagnosis:
+    words, advice = _what_is_read(e, e.lengths[T], edge)
+    chunk = f"often what the first chunk of {edge} hands over"
+    if not words:
+        words = chunk if edge in CHUNKS else f"often a window or chunk of {edge} tokens, or a limit of a size"
+    if not advice:
+        state = "the state between chunks: its decay by the whole chunk, and the read of it by the next"
+        advice = state if e.operator.states else f"the sum over tokens before t - {edge}, and what merges blocks"
     return Diagnosis(
-        rule="boundary",
-        fault=f"right before token {edge}, wrong from there on: often what the first chunk of {edge} hands over",
-        evidence=f"right for every token before {edge}; wrong from token {edge} on for each of the {len(firsts)} "
+        rule="boundary" if edge in CHUNKS else "onset",
+        fault=f"right before token {edge}, wrong from there on: {words}",
+        evidence=f"right for every token before {edge}; wrong from token {edge} on for each of the {count} "
         f"longer lengths tried, by {e.lengths[T].relative():.2g} of the largest at T = {T}",
-        suggestion="the state between chunks: its decay by the whole chunk, and the read of it by the next",
+        suggestion=advice,
     )  # fmt: skip
+
+
+def _what_is_read(e: Evidence, look: Look, edge: int) -> tuple[str, str]:
+    """Which earlier tokens alone make the output, in words, and what to look at; empty if it is neither."""
+    last = look.batch.case.structure.T - 1
+    tokens = sorted({edge, (edge + last) // 2, last})
+    if all(_made_of(e, look, t - edge + 1, t) for t in tokens):
+        return (
+            f"token t reads the last {edge} tokens alone",
+            f"a window: a sliding mask, or a cache of {edge} tokens; every token up to t belongs in",
+        )
+    if all(_made_of(e, look, t // edge * edge, t) for t in tokens):
+        return (
+            f"each chunk of {edge} tokens starts from nothing",
+            "what a chunk hands to the next is lost: the final state" if e.operator.states
+            else "earlier blocks are left out: loop over all of them, and merge their sums",
+        )  # fmt: skip
+    return "", ""
+
+
+def _made_of(e: Evidence, look: Look, first: int, t: int) -> bool:
+    """Whether the output of token t is that of a sequence which starts at token ``first``, from an empty state."""
+    batch, part = look.batch, slice(first, t + 1)
+    structure = msgspec.structs.replace(batch.case.structure, T=t + 1 - first)
+    cotangents = {**batch.cotangents, "o": batch.cotangents["o"][:, part]}
+    exact = e.exact(
+        batch.with_(
+            case=msgspec.structs.replace(batch.case, structure=structure), cotangents=cotangents,
+            tensors={name: x[:, part] for name, x in batch.tensors.items()},
+        )
+    )["o"][:, -1]  # fmt: skip
+    return bool((np.abs(look.got["o"][:, t] - exact) <= look.slack["o"][:, t]).all())
 
 
 def packed(e: Evidence) -> Diagnosis | None:
@@ -144,8 +193,6 @@ def packed(e: Evidence) -> Diagnosis | None:
 
 
 def _as_one(e: Evidence, batch: Batch) -> dict[str, np.ndarray]:
-    import msgspec
-
     structure = msgspec.structs.replace(batch.case.structure, cu_seqlens=None)
     case = msgspec.structs.replace(batch.case, structure=structure)
     return e.exact(batch.with_(case=case, cu_seqlens=None))

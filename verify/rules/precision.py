@@ -101,7 +101,8 @@ def twice_rounded(e: Evidence, dtype: str) -> str:
         return ""
     return (
         f"no output is off by more than {roundings:.2g} roundings of {dtype}, where one is due: something is still "
-        f"computed after the cast to {dtype} (a scale, a sum of two parts); cast last"
+        f"computed after the cast to {dtype} (a scale, a sum of two parts); cast last. "
+        "If operands of matrix products are meant to be rounded: --operands"
     )
 
 
