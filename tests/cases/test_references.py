@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from linattest.verify import devices
 from linattest.verify.examine import Examination, examine
 from linattest.verify.grids import Job, groups
 from linattest.verify.inputs import Case, Structure, build
@@ -123,7 +124,7 @@ def test_a_matrix_that_is_not_positive_definite_never_passes(operator, setting, 
         bad = torch.tensor([[1.0, torch.nan], [torch.nan, 1.0]])
     state = {**(batch.state or {}), "M": bad.double().expand(1, 1, 2, 2).contiguous()}
     examination = Examination(operator, batch.with_(state=state))
-    for variant in operator.variants:
+    for variant in devices.chosen(operator, (), "cpu"):
         outcome = run(operator, variant, examination.batch)
         with pytest.raises((OracleError, ValueError, AssertionError)):  # whoever notices first
             wanted = examination.wanted("o", variant)
