@@ -36,6 +36,9 @@ empty, or if it empties it, and reference and mean at its start. Means are relat
 GATES, WEIGHT, HAS_ANEW, HAS_EMPTIED, START_COUNT = (tl.constexpr(n) for n in range(5))
 """Numbers of a record: sum of gates, weight, whether ANEW and EMPTIED hold a key (1 or 0), the count at its start."""
 
+LEAST = tl.constexpr(2.0**-126)
+"""The least normal float32: a count below it is as good as forgotten."""
+
 
 def record(K: int) -> int:
     """float32 values of a segment's record: a matrix, six vectors and five numbers, filled up."""
@@ -96,8 +99,8 @@ def shifted(k, strides, b, h, t0, live, channels, origin, mean, C: tl.constexpr,
 
 @triton.jit
 def ratio(a, b):
-    """a / b, and 0 where b is 0."""
-    return tl.where(b == 0, 0.0, a / tl.where(b == 0, 1.0, b))
+    """a / b, and 0 where b >= 0 is less than a normal number: 1 / b would not be finite, and times 0 be NaN."""
+    return tl.where(b < LEAST, 0.0, a / tl.where(b < LEAST, 1.0, b))
 
 
 @triton.jit
