@@ -194,3 +194,14 @@ def test_a_backbone_without_kernels_is_refused_by_name() -> None:
         ccq.chunk(x, x, x, lam, backbone="softmax")
     with pytest.raises(TypeError, match="g is missing"):
         ccq.chunk(x, x, x, lam, backbone="gla")
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
+def test_a_count_that_has_faded_to_a_subnormal_number_leaves_finite_outputs() -> None:
+    torch.manual_seed(0)
+    q, k = (torch.rand(1, 6, 1, 4, device=DEVICE) for _ in range(2))
+    weight = torch.ones(1, 6, 1, device=DEVICE)
+    weight[:, 2:4] = 0.0  # tokens that only forget, from a count of 2 to 2e-41
+    cov_g = torch.full((1, 6, 1), -46.5, device=DEVICE)
+    o, _ = covariance_contract.chunk(q, k, torch.ones_like(weight), cov_g=cov_g, weight=weight)
+    assert bool(o.isfinite().all())
