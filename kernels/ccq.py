@@ -13,6 +13,7 @@ Source: [CCQ], section 2.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -96,24 +97,30 @@ def step(
 def _module(backbone: str, given: dict[str, Any]) -> Any:
     """The backbone's kernels; TypeError for an argument that they do not take or that is missing."""
     arguments.check_choice("backbone", backbone, BACKBONES)
-    name = f"linattest.kernels.{backbone}"
-    if importlib.util.find_spec(name) is None:
-        raise NotImplementedError(f"backbone is {backbone!r}, which has no kernels yet: use linattest.impls.ccq")
-    module = importlib.import_module(name)
-    takes = inspect.signature(module.chunk).parameters
-    names = [x for x in takes if x not in NOT_GIVEN and x != "scale"]
+    module, takes = _backbone(backbone)
     for x in given:
-        if x not in names:
-            expected = f"it takes {', '.join(names)}" if names else "it takes nothing more"
+        if x not in takes:
+            expected = f"it takes {', '.join(takes)}" if takes else "it takes nothing more"
             raise TypeError(f"{x} is not an argument of ccq with backbone {backbone!r}: {expected}")
-    for x in names:
-        if x not in given and takes[x].default is inspect.Parameter.empty:
+    for x, default in takes.items():
+        if x not in given and default is inspect.Parameter.empty:
             raise TypeError(f"{x} is missing: ccq with backbone {backbone!r} needs it")
-    if given.get("normalizer", "normalizer" in takes and takes["normalizer"].default):
+    if given.get("normalizer", takes.get("normalizer")):
         raise NotImplementedError(
             "normalizer is True: its denominator reads with q itself, which no kernel does yet: use linattest.impls.ccq"
         )
     return module
+
+
+@functools.cache
+def _backbone(name: str) -> tuple[Any, dict[str, Any]]:
+    """A backbone's module, and what it takes beyond NOT_GIVEN and the scale: name -> default."""
+    path = f"linattest.kernels.{name}"
+    if importlib.util.find_spec(path) is None:
+        raise NotImplementedError(f"backbone is {name!r}, which has no kernels yet: use linattest.impls.ccq")
+    module = importlib.import_module(path)
+    given = {*NOT_GIVEN, "scale"}
+    return module, {n: p.default for n, p in inspect.signature(module.chunk).parameters.items() if n not in given}
 
 
 def _parts(state: Any) -> tuple[Any, Any]:

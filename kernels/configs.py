@@ -33,18 +33,21 @@ FALLBACK = Row(64 * 64, 4, 2)
 
 TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
     "decay_states": {(9, 0): {2: Row(128 * 128, 4, 3), 4: Row(64 * 128, 8, 1)}},
-    "decay_outputs": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(32 * 128, 8, 1)}},
+    "decay_outputs": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(64 * 128, 8, 1)}},
     "covariance_states": {(9, 0): {2: Row(128 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
     "covariance_states_forgetting": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(16 * 128, 8, 1)}},
     "covariance_outputs": {(9, 0): {2: Row(128 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
+    "covariance_prepare": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(32 * 128, 4, 1)}},
+    "covariance_gradients": {(9, 0): {2: Row(32 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
+    "covariance_adjoint": {(9, 0): {2: Row(128 * 128, 8, 1), 4: Row(128 * 128, 8, 1)}},
     "covariance_step": {(9, 0): {2: Row(32 * 128, 4, 1), 4: Row(32 * 128, 4, 1)}},
     "decay_walk": {(9, 0): {2: Row(128 * 128, 8, 3), 4: Row(64 * 128, 8, 1)}},
-    "decay_gradients": {(9, 0): {2: Row(32 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
+    "decay_gradients": {(9, 0): {2: Row(32 * 128, 8, 1), 4: Row(64 * 128, 8, 1)}},
     "decay_step": {(9, 0): {2: Row(64 * 128, 4, 1), 4: Row(64 * 128, 4, 1)}},
     "channel_prepare": {(9, 0): {2: Row(64 * 32, 4, 2), 4: Row(64 * 32, 4, 2)}},
     "channel_tree": {(9, 0): {2: Row(64 * 32, 8, 2), 4: Row(64 * 16, 8, 2)}},
     "channel_states": {(9, 0): {2: Row(64 * 128, 4, 3), 4: Row(64 * 128, 8, 1)}},
-    "channel_outputs": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(32 * 128, 8, 1)}},
+    "channel_outputs": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(64 * 128, 8, 1)}},
     "channel_pairs": {(9, 0): {2: Row(64 * 64, 4, 2), 4: Row(64 * 32, 8, 1)}},
     "channel_gradients": {(9, 0): {2: Row(64 * 32, 4, 2), 4: Row(64 * 16, 8, 1)}},
     "delta_transitions": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
@@ -52,7 +55,7 @@ TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
     "delta_outputs": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
     "delta_residuals": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
     "delta_carry": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
-    "delta_gradients": {(9, 0): {2: Row(64 * 64, 8, 1), 4: Row(16 * 64, 8, 1)}},
+    "delta_gradients": {(9, 0): {2: Row(64 * 64, 8, 1), 4: Row(64 * 64, 8, 1)}},
     "delta_step": {(9, 0): {2: Row(32 * 128, 4, 1), 4: Row(32 * 128, 4, 1)}},
 }
 """Kernel -> compute capability -> bytes of an element of q -> row."""

@@ -21,7 +21,8 @@ class Scan(NamedTuple):
 
     @classmethod
     def of(cls, q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Scan:
-        sizes = Sizes(*q.shape[:3], v.shape[2], q.shape[3], v.shape[3])
+        (B, T, H, K), (_, _, HV, V) = q.shape, v.shape
+        sizes = Sizes(B, T, H, HV, K, V)
         return cls(sizes, launch.layout(cu_seqlens, sizes, configs.segment_length(sizes.T), q.device), q.dtype)
 
     def constants(self, config: Config) -> dict[str, Any]:

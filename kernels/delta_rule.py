@@ -44,7 +44,8 @@ class Operands(NamedTuple):
 
     @property
     def sizes(self) -> Sizes:
-        return Sizes(*self.q.shape[:3], self.v.shape[2], self.q.shape[3], self.v.shape[3])
+        (B, T, H, K), (_, _, HV, V) = self.q.shape, self.v.shape
+        return Sizes(B, T, H, HV, K, V)
 
     @property
     def per(self) -> tuple[int, int, int]:
@@ -86,10 +87,11 @@ def strides(*tensors: Tensor | None) -> tuple[Strides, ...]:
     Those within a tile, over tokens and channels, become constants of a kernel, so that addresses take no registers:
     the walks have none to spare. Over tokens it is the number of heads times the width, whatever T is.
     """
-    return tuple(_fixed(*((0, 0, 0, 0) if x is None else launch.strides(x))) for x in tensors)
+    return tuple([_fixed(0, 0, 0) if x is None else _fixed(*x.stride()) for x in tensors])
 
 
-def _fixed(b: int, t: int, h: int, c: int) -> Strides:
+@launch.once
+def _fixed(b: int, t: int, h: int, c: int = 0) -> Strides:
     return (b, t, h, c) if launch.INTERPRETED else (b, triton.language.constexpr(t), h, triton.language.constexpr(c))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -120,23 +120,59 @@ def _launch(
 
 def _kind(x: Any) -> Any:
     """What Triton builds for: the type of an argument, whether it is 1 or divisible by 16, how a tensor is aligned."""
-    if isinstance(x, Tensor):
-        return x.dtype, x.data_ptr() & 15 == 0
-    if isinstance(x, int):
+    kind = x.__class__
+    if kind is int:
         return "1" if x == 1 else (x & 15 == 0, x.bit_length() > 31)
     if isinstance(x, tuple):
-        return tuple([_kind(y) for y in x])
-    return ("constant", x.value) if isinstance(x, triton.language.constexpr) else x.__class__
+        known = _known.get(id(x))
+        return tuple([_kind(y) for y in x]) if known is None else known[1]
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() & 15 == 0
+    return ("constant", x.value) if kind is triton.language.constexpr else kind
+
+
+_known: dict[int, tuple[Any, Any]] = {}
+"""Tuples and their kinds by identity, which they keep since they are kept: to look at their numbers at every launch
+would cost more host time than all else."""
+
+
+ROOM = 4096
+"""Tuples that are kept before all are forgotten."""
+
+
+def once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the tuple for some numbers one time; its kind is known then. ROOM of them, for shapes may go on changing."""
+    made: dict[tuple[Any, ...], Any] = {}
+
+    @functools.wraps(make)
+    def get(*numbers: Any) -> Any:
+        found = made.get(numbers)
+        if found is None:
+            if len(made) >= ROOM:
+                for x in made.values():
+                    del _known[id(x)]
+                made.clear()
+            made[numbers] = found = make(*numbers)
+            _known[id(found)] = found, tuple([_kind(y) for y in found])
+        return found
+
+    return get
+
+
+TILES = ("BK", "BV", "BLOCK", "ROWS", "R")
+"""Constants of kernels that are widths of tiles."""
 
 
 def environment(constants: Mapping[str, Any]) -> dict[str, str]:
     """Variables that Triton compiles under, by a kernel's constants.
 
-    Products of float32 operands do without Hopper's warpgroup instructions: Triton 3.6 reads outside of shared memory
-    for tiles whose rows are 64 bytes (and for some that are 128, with eight warps), and gives wrong numbers or a fault.
+    Products of float32 operands with a tile narrower than 64 do without Hopper's warpgroup instructions: Triton 3.6
+    reads outside of shared memory for tiles whose rows are 64 bytes (and for some that are 128, with eight warps), and
+    gives wrong numbers or a fault. Wide tiles have them: without, kernels spill ten times as much.
     """
     wide = constants.get("STAGE") == triton.language.float32 or constants.get("PRECISION") == "tf32x3"
-    return {"DISABLE_MMA_V3": "1"} if wide else {}
+    narrow = any(constants.get(name, 64) < 64 for name in TILES)
+    return {"DISABLE_MMA_V3": "1"} if wide and narrow else {}
 
 
 @contextlib.contextmanager
@@ -156,10 +192,12 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
 # --- arguments -----------------------------------------------------------------------------------------------
 
 
-def check_dtype(q: Tensor) -> None:
+def check_dtype(q: Tensor, name: str = "q") -> None:
     """Kernels compute in float32: float64 inputs are refused."""
     if q.dtype not in DTYPES:
-        raise TypeError(f"q has dtype {q.dtype}, expected float32, bfloat16 or float16 (linattest.impls takes float64)")
+        raise TypeError(
+            f"{name} has dtype {q.dtype}, expected float32, bfloat16 or float16 (linattest.impls takes float64)"
+        )
 
 
 WIDEST = 256
@@ -186,8 +224,12 @@ def check_packing(cu_seqlens: object, sizes: arguments.Sizes, *, validate: bool)
 
 def strides(x: Tensor) -> tuple[int, int, int, int]:
     """Strides over batch, tokens, heads and channels of [B, T, H] or [B, T, H, D]: (., ., ., 0) for the former."""
-    b, t, h, *rest = x.stride()
-    return (b, t, h, rest[0] if rest else 0)
+    return _four(*x.stride())
+
+
+@once
+def _four(b: int, t: int, h: int, c: int = 0) -> tuple[int, int, int, int]:
+    return (b, t, h, c)
 
 
 def stage(dtype: torch.dtype) -> triton.language.dtype:

@@ -66,17 +66,35 @@ def test_what_triton_specialises_on_is_another_binary(other: dict[str, Any]) -> 
     assert len(kernel.builds) == 2
 
 
-def test_products_of_float32_operands_are_compiled_without_warpgroup_instructions() -> None:
-    kernel, x = Kernel(), torch.empty(64)
-    for stage in (tl.float32, tl.bfloat16):
-        launch._launch(kernel, 5, (x, (1,), 1, 0.5), {"C": 64, "STAGE": stage}, Config(0, 4, 1), 0)
-    assert [build[3] for build in kernel.builds] == ["1", None]
+@pytest.mark.parametrize(
+    "built", [({"STAGE": tl.float32, "BV": 32}, "1"), ({"PRECISION": "tf32x3", "R": 16}, "1"),
+              ({"STAGE": tl.float32, "BV": 64}, None), ({"STAGE": tl.bfloat16, "BV": 32}, None)], ids=str,
+)  # fmt: skip
+def test_narrow_products_of_float32_operands_do_without_warpgroup_instructions(
+    built: tuple[dict[str, Any], str | None],
+) -> None:
+    kernel, (constants, variable) = Kernel(), built
+    constants = {"C": 64, "STAGE": tl.bfloat16} | constants
+    launch._launch(kernel, 5, (torch.empty(64), (1,), 1, 0.5), constants, Config(0, 4, 1), 0)
+    assert [build[3] for build in kernel.builds] == [variable]
     assert "DISABLE_MMA_V3" not in os.environ
 
 
 def test_a_variable_that_was_set_is_set_again_after_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISABLE_MMA_V3", "0")
-    kernel = Kernel()
-    launch._launch(kernel, 5, (torch.empty(64), (1,), 1, 0.5), {"C": 64, "STAGE": tl.float32}, Config(0, 4, 1), 0)
+    kernel, constants = Kernel(), {"C": 64, "STAGE": tl.float32, "BV": 16}
+    launch._launch(kernel, 5, (torch.empty(64), (1,), 1, 0.5), constants, Config(0, 4, 1), 0)
     assert kernel.builds[0][3] == "1"
     assert os.environ["DISABLE_MMA_V3"] == "0"
+
+
+def test_strides_are_made_once_and_their_kind_is_what_their_numbers_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "ROOM", 2)
+    x = torch.empty(2, 48, 3, 16)
+    strides = launch.strides(x)
+    assert strides is launch.strides(x.clone())
+    assert launch._kind(strides) == launch._kind((48 * 48, 48, 16, 1)) != launch._kind((48 * 48, 48, 16, 2))
+    for n in range(3, 9):  # others, until it is forgotten
+        launch.strides(torch.empty(2, n, 3, 16))
+    assert id(strides) not in launch._known
+    assert launch._kind(launch.strides(x)) == launch._kind(strides)
