@@ -1,7 +1,8 @@
 """Where a variant runs: on a CPU, on a GPU, or in Triton's interpreter; and tensors on the way there and back.
 
 Inputs are made on the CPU, the same bits for every device, and moved with their strides, offsets and surroundings;
-results come back before they are judged. Oracle, sensitivity and staging stay on the CPU.
+results come back before they are judged. The oracle stays on the CPU; so do sensitivity and staging, unless the input
+is beyond the oracle (examination.py).
 
 Triton's interpreter runs kernels on a CPU. It checks semantics and bounds, not the rounding of a GPU, and takes seconds
 where a GPU takes microseconds: there a kernel runs only where it is asked for by name, and only on small inputs.

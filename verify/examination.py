@@ -1,8 +1,9 @@
 """The exact answers for one batch, and the errors that nobody can avoid: what every variant is judged against.
 
-Where the oracle would take too long (``ORACLE_WORK``) float64 stands in: the token loop's outputs, the chunk form's
-gradients and movement. Both forms are certified first, by the oracle, on the same family and options at
-``CERTIFIED_TOKENS`` tokens, and compared with each other on the very input.
+Where the oracle would take too long (``ORACLE_WORK``) float64 stands in, on the device that is asked about, since a GPU
+takes a second where a CPU takes a minute: the token loop's outputs, the chunk form's gradients and movement. Both forms
+are certified there first, by the oracle, on the same family and options at ``CERTIFIED_TOKENS`` tokens, and compared
+with each other on the very input.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from linattest.verify import gradients, staging
+from linattest.verify.devices import place
 from linattest.verify.inputs import Batch, Case, Structure, build
 from linattest.verify.measure import Verdict, Wanted, compare
 from linattest.verify.oracle import OracleError, Truth, truth
 from linattest.verify.sensitivity import Sensitivity, run_copies, sensitivity
 from linattest.verify.spec import Operator, Variant
 from linattest.verify.subject import Subject
-from linattest.verify.tolerance import accumulation, smallest_subnormal, unit_roundoff
+from linattest.verify.subjects import device_of
+from linattest.verify.tolerance import ORACLE_MARGIN, accumulation, smallest_subnormal, unit_roundoff
 
 Array = NDArray[np.float64]
 
@@ -59,16 +62,21 @@ class Examination:
         return out_of_reach(self.operator, self.batch.case)
 
     @cached_property
+    def reckoned(self) -> Batch:
+        """Where float64 computes: on the CPU, or, where it stands in for the oracle, on the device of the variants."""
+        return place(self.batch.copy(), self.device) if self.substituted and self.device != "cpu" else self.batch
+
+    @cached_property
     def sensitivity(self) -> Sensitivity:
         """Unavoidable error, and the float64 reference's values and gradients."""
         form = "chunk" if self.substituted else ""
-        return sensitivity(self.operator, self.batch, backward=self.batch.case.gradient, form=form)
+        return sensitivity(self.operator, self.reckoned, backward=self.batch.case.gradient, form=form)
 
     @cached_property
     def truth(self) -> Truth:
         """The oracle's enclosure of the outputs."""
         if self.substituted:
-            return stand_in(self.operator, self.batch, self.sensitivity)
+            return stand_in(self.operator, self.reckoned, self.sensitivity)
         return truth(self.operator, self.batch, self.budget)
 
     @cached_property
@@ -113,7 +121,7 @@ class Examination:
 
     def term(self, name: str, variant: Variant) -> staging.Term:
         """The sum of a variant's staged terms for one output."""
-        total = staging.terms(self.operator, variant, self.batch, self.batch.case.gradient, self._terms)
+        total = staging.terms(self.operator, variant, self.reckoned, self.batch.case.gradient, self._terms)
         return total.get(name, staging.Term(np.zeros_like(self.sensitivity.values[name])))
 
     def _estimate(self, name: str) -> Wanted:
@@ -154,10 +162,11 @@ def stand_in(operator: Operator, batch: Batch, sensitive: Sensitivity) -> Truth:
         OracleError: the token loop and the chunk form disagree here, or one of them with the oracle at
             ``CERTIFIED_TOKENS`` tokens.
     """
-    certify(operator, batch.case)
+    certify(operator, batch.case, device_of(batch))
     (outcome,) = run_copies(operator, batch, 1, False, moved=False)
     hi = {name: x.double().numpy() for name, x in outcome.values.items()}
-    scale = unit_roundoff("float64") / unit_roundoff(accumulation(batch.case.dtype))
+    # As far apart as float64 may leave them, or as the oracle's radius may be: that fraction of the budget.
+    scale = max(unit_roundoff("float64") / unit_roundoff(accumulation(batch.case.dtype)), ORACLE_MARGIN)
     for name, x in hi.items():
         zero = np.zeros_like(x)
         wanted = Wanted(x, zero, scale * sensitive.kappa(name), zero, head_axis(operator, name))
@@ -165,21 +174,23 @@ def stand_in(operator: Operator, batch: Batch, sensitive: Sensitivity) -> Truth:
     return Truth(hi, {name: np.zeros_like(x) for name, x in hi.items()}, {}, 53, False)
 
 
-def certify(operator: Operator, case: Case) -> None:
-    """Hold the float64 token loop and chunk form to the oracle, on a small case like this one; once a process.
+def certify(operator: Operator, case: Case, device: torch.device | None = None) -> None:
+    """Hold the float64 token loop and chunk form to the oracle, on a small case like this one, where they are to run
+    (the CPU unless ``device``); once a process.
 
     Raises:
         OracleError: one of them fails; its message says where.
     """
     s = case.structure
-    key = (operator.name, case.family, *sorted(case.options.items()), s.group, s.initial_state)
+    key = (operator.name, case.family, *sorted(case.options.items()), s.group, s.initial_state, device)
     if key in _certified:
         return
     small = Structure(T=CERTIFIED_TOKENS, K=8, V=6, H=1, group=s.group, initial_state=s.initial_state)
     like = msgspec.structs.replace(case, structure=small, dtype="float64", gradient=True)
     examination = Examination(operator, build(operator, like))
     for form in (operator.reference, "chunk"):
-        (outcome,) = run_copies(operator, examination.batch, 1, True, moved=False, form=form)
+        batch = examination.batch if device is None else place(examination.batch.copy(), str(device))
+        (outcome,) = run_copies(operator, batch, 1, True, moved=False, form=form)
         for name in examination.sensitivity.values:
             wanted = examination.wanted(name, operator.variant(form))
             _agree(like, f"float64 {form}", _verdict(name, outcome[name].numpy(), wanted))

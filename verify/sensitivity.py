@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from linattest.verify.inputs import Batch, Case, Scalar, generator
 from linattest.verify.spec import Operator
 from linattest.verify.stochastic import RandomRounding
-from linattest.verify.subjects import Caller, Outcome, run
+from linattest.verify.subjects import Caller, Outcome, device_of, run
 from linattest.verify.tolerance import PATTERNS, STEP, TORCH_DTYPES, accumulation, smallest_normal, unit_roundoff
 
 Array = NDArray[np.float64]
@@ -102,7 +102,8 @@ def run_copies(
     form: str = "",
     dtype: str = "float64",
 ) -> list[Outcome]:
-    """One float64 run of the reference on copies stacked along the heads, cut apart again.
+    """One float64 run of the reference on copies stacked along the heads, cut apart again; on the batch's device, with
+    results on the CPU.
 
     ``moved`` moves inputs and operations; ``turn`` makes another run's signs differ; ``form`` names another variant
     than the reference, ``dtype`` another type of the inputs.
@@ -123,7 +124,8 @@ def run_copies(
     for option in operator.options:
         value = options.get(option.name)
         if option.differentiable and isinstance(value, float):
-            one, heads = torch.tensor([value], dtype=TORCH_DTYPES[dtype]), batch.case.structure.shape(option.shape)
+            one = torch.tensor([value], dtype=TORCH_DTYPES[dtype], device=device_of(batch))
+            heads = batch.case.structure.shape(option.shape)
             options[option.name] = torch.cat([_move(one, rng).expand(heads) for _ in range(copies)])
     stacked = Batch(_widened(batch.case, copies, dtype), tensors, state, options, cotangents, batch.cu_seqlens)
     accumulate = accumulation(batch.case.dtype)
@@ -145,7 +147,7 @@ def _cut(
         axis = 0 if scalar else axes.get(inner, 2)
         parts = [x] * copies if axis is None else x.chunk(copies, dim=axis)
         for piece, part in zip(pieces, parts, strict=True):
-            piece[name] = part.sum() if scalar else part
+            piece[name] = (part.sum() if scalar else part).cpu()
     return [Outcome(piece) for piece in pieces]
 
 
@@ -159,7 +161,7 @@ def _move(x: torch.Tensor, rng: np.random.Generator | None) -> torch.Tensor:
     if rng is None:
         return x
     signs = torch.from_numpy(rng.integers(0, 2, tuple(x.shape)) * 2.0 - 1.0)
-    return x * (1 + STEP * signs)
+    return x * (1 + STEP * signs.to(x.device))
 
 
 def _array(x: torch.Tensor) -> Array:

@@ -93,10 +93,12 @@ def _operands(operator: Operator, batch: Batch, backward: bool, form: Format) ->
     run = functools.partial(run_copies, operator, batch, backward=backward, moved=False, form="chunk", dtype="float32")
     (base,) = run(copies=1)
     shifts: dict[str, list[Array]] = {name: [] for name in base.values}
+    shapes = [batch.case.structure.shape(x.shape) for x in operator.states]
+    matrices = {(m, n) for *_, m, n in (x for x in shapes if len(x) > 3) if min(m, n) > 1}
     left = STAGED_PATTERNS
     while left:
         size = min(left, _operand_copies(batch))
-        with RoundedOperands(form, int(rng.integers(2**31))):
+        with RoundedOperands(form, int(rng.integers(2**31)), matrices):
             copies = run(copies=size)
         for name, x in base.values.items():
             shifts[name] += [(copy[name].double() - x.double()).numpy() for copy in copies]
@@ -107,8 +109,14 @@ def _operands(operator: Operator, batch: Batch, backward: bool, form: Format) ->
 
 def _term(shifts: Array, head_axis: int) -> Term:
     """From samples [P, ...]: of each element ``STAGED_SIGMAS`` deviations; of a head's root mean square its mean and as
-    many deviations of its own (a few roundings may move all of a head), on ``STAGED_PATHS`` paths."""
-    most = STAGED_SIGMAS * np.sqrt(np.mean(shifts * shifts, axis=0))
+    many deviations of its own (a few roundings may move all of a head), on ``STAGED_PATHS`` paths.
+
+    The deviation of an element is its own or, if that is more, that of its row of channels: a kernel that multiplies in
+    another order rounds other operands, whose error has the same size in a row but other directions."""
+    power = np.mean(shifts * shifts, axis=0)
+    if power.ndim > 3 and power.size:
+        power = np.maximum(power, np.mean(power, axis=-1, keepdims=True))
+    most = STAGED_SIGMAS * np.sqrt(power)
     each = head_rms(shifts, head_axis)
     if each is None or not shifts.size:
         return Term(most)

@@ -70,6 +70,8 @@ class RandomRounding(TorchDispatchMode):
             return x
         size = 1 << max(20, count.bit_length() + 1)
         start = self.offsets.randrange(size - count)
+        if x.device.type != "cpu":
+            return self._move_there(x, size, slice(start, start + count))
         values = x.numpy()
         if self._tiny_counts(values):
             amount = np.sign(values)
@@ -80,6 +82,12 @@ class RandomRounding(TorchDispatchMode):
         else:
             values *= factors(size)[start : start + count].reshape(values.shape)
         return x
+
+    def _move_there(self, x: torch.Tensor, size: int, stretch: slice) -> torch.Tensor:
+        """The same on a GPU, without looking whether `tiny` counts: adding it where it does not changes nothing."""
+        drawn = signs_on(x.device, size)[stretch].view(x.shape)
+        amount = x.sign().mul_(drawn).mul_(self.tiny)
+        return x.mul_(drawn.mul(STEP).add_(1.0)).add_(amount)
 
     def _tiny_counts(self, values: NDArray[np.float64]) -> bool:
         """Whether a number other than 0 is so small that `tiny` is not below half its last digit."""
@@ -101,6 +109,12 @@ def fresh_results(func: Any) -> tuple[bool, ...]:
 def signs(count: int) -> NDArray[np.float64]:
     """A pool of random +1 and -1; an operation takes a stretch of it from a random place."""
     return np.random.Generator(np.random.PCG64(count)).choice(np.array([-1.0, 1.0]), count)
+
+
+@cache
+def signs_on(device: torch.device, count: int) -> torch.Tensor:
+    """The pool on a device."""
+    return torch.from_numpy(signs(count)).to(device)
 
 
 @cache

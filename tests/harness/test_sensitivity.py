@@ -12,6 +12,7 @@ from linattest.verify import registry, sensitivity
 from linattest.verify.inputs import Batch, Case, Structure, build
 from linattest.verify.sensitivity import Sensitivity
 from linattest.verify.spec import Operator, Variant
+from linattest.verify.stochastic import RandomRounding
 from linattest.verify.tolerance import PATTERNS, THRESHOLD, unit_roundoff
 
 LINEAR = registry.operator("linear")
@@ -77,3 +78,15 @@ def test_kappa_scales_with_the_roundoff_of_the_accumulation_type():
     wide = batch.with_(case=Case(operator="linear", structure=batch.case.structure, dtype="float64", seed=2))
     narrow, fine = (sensitivity.sensitivity(LINEAR, b, backward=False).kappa("o") for b in (batch, wide))
     assert np.median(narrow / fine) == pytest.approx(2.0**29, rel=1e-3)
+
+
+def test_on_a_gpu_results_move_by_the_same_bits_as_on_a_cpu():
+    """Another road there: without a copy to the CPU, and without a look whether the numbers are tiny."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((40, 30)) * 10.0 ** rng.integers(-45, 5, (40, 30)))
+    x[0] = 0.0
+    moved = RandomRounding(3, 1e-30).move(x.clone())
+    there = RandomRounding(3, 1e-30)
+    start = there.offsets.randrange((1 << 20) - x.numel())
+    assert torch.equal(there._move_there(x.clone(), 1 << 20, slice(start, start + x.numel())), moved)
+    assert bool((moved[1:] != x[1:]).any()) and bool((moved[0] == 0).all())
