@@ -17,11 +17,12 @@ CHUNK = launch.CHUNK
 
 @triton.jit
 def segment(pid, table, T, each, LENGTH: tl.constexpr, PACKED: tl.constexpr):
-    """Segment number `pid` of a `launch.Layout`: (sequence, batch row, first token, end)."""
+    """Segment number `pid` of a `launch.Layout`: (sequence, batch row, first token, end); PACKED = 2: its row is its
+    sequence."""
     if PACKED:
         row = table + 4 * pid.to(tl.int64)
         n, begin, end = tl.load(row), tl.load(row + 1), tl.load(row + 2)
-        b = 0 * n
+        b = n if PACKED == 2 else 0 * n
     else:
         n = pid // each
         begin = (pid % each) * LENGTH

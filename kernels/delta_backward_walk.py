@@ -169,17 +169,27 @@ def scan(
         begin, end = tl.load(first + n).to(tl.int64), tl.load(first + n + 1).to(tl.int64)
     else:
         begin, end = n * each, (n + 1) * each
-    for j in range(0, end - begin - 2):
-        index = (end - 2 - j) * HV + h
-        own, P = upper + index * (V * K), maps + index * ((K + V) * K)
-        G = load_matrix(own, rows, channels, V, K)  # [ROWS, BK]
-        for k0 in range(0, K, BLOCK):
-            x = k0 + tl.arange(0, BLOCK)
-            behind = load_matrix(own + HV * (V * K), rows, x, V, K)  # [ROWS, BLOCK]
-            G = dot_add(G, behind, tl.trans(load_matrix(P, channels, x, K, K)), PRECISION)  # [ROWS, BLOCK] [BLOCK, BK]
-        tl.debug_barrier()
-        store_matrix(own, rows, channels, G, V, K)
-        tl.debug_barrier()  # the segment before it reads, in other threads, what was stored
+    if BLOCK < BK:
+        for j in range(0, end - begin - 2):
+            index = (end - 2 - j) * HV + h
+            own, P = upper + index * (V * K), maps + index * ((K + V) * K)
+            G = load_matrix(own, rows, channels, V, K)  # [ROWS, BK]
+            for k0 in range(0, K, BLOCK):
+                x = k0 + tl.arange(0, BLOCK)
+                behind = load_matrix(own + HV * (V * K), rows, x, V, K)  # [ROWS, BLOCK]
+                turned = tl.trans(load_matrix(P, channels, x, K, K))
+                G = dot_add(G, behind, turned, PRECISION)  # [ROWS, BLOCK] [BLOCK, BK]
+            tl.debug_barrier()
+            store_matrix(own, rows, channels, G, V, K)
+            tl.debug_barrier()  # the segment before it reads, in other threads, what was stored
+    elif begin + 2 < end:  # in registers, so the next map is read ahead
+        G = load_matrix(upper + ((end - 1) * HV + h) * (V * K), rows, channels, V, K)  # [ROWS, BK]
+        for j in range(0, end - begin - 2):
+            index = (end - 2 - j) * HV + h
+            own, P = upper + index * (V * K), maps + index * ((K + V) * K)
+            turned = tl.trans(load_matrix(P, channels, channels, K, K))
+            G = dot_add(load_matrix(own, rows, channels, V, K), G, turned, PRECISION)  # [ROWS, BK] [BK, BK]
+            store_matrix(own, rows, channels, G, V, K)
 
 
 @triton.jit

@@ -118,6 +118,11 @@ def _constants(x: Operands, segments: Layout, config: Config) -> dict[str, objec
     )  # fmt: skip
 
 
+def _at_once(width: int) -> int:
+    """Channels of a map that a scan over segments reads at once: all of them where they fit into shared memory."""
+    return width if width <= 128 else 64
+
+
 def _beyond(state: Tensor | None, cut: Cut, x: Operands) -> Tensor:
     """Room [N, HV, K, V] for states at the far ends of sequences, already right for those without tokens."""
     shape = (cut.segments.N, x.sizes.HV, x.sizes.K, x.sizes.V)
@@ -130,12 +135,13 @@ def _beyond(state: Tensor | None, cut: Cut, x: Operands) -> Tensor:
 
 
 def forward(
-    x: Operands, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None, *, planes: int | None = None
-) -> tuple[Tensor, Tensor, Saved]:
+    x: Operands, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None, *, planes: int | None = None,
+    divisor: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Saved]:  # fmt: skip
     """o [B, T, HV, V] in v's dtype, the final state [N, HV, K, V] float32, and what `backward` takes.
 
     q [B, T, H, K]; erase, write [B, T, H or HV, K]; v [B, T, HV, V]; g, beta [B, T, HV]; `initial_state`
-    [N, HV, K, V] float32 or None: checked before.
+    [N, HV, K, V] float32 or None: checked before. With `divisor` [B, T, HV] float32, o is divided by it.
     """
     B, T, _, HV, K, V = x.sizes
     planes, cut = PLANES[x.q.dtype] if planes is None else planes, Cut.of(x, cu_seqlens)
@@ -152,8 +158,8 @@ def forward(
     config = configs.choose("delta_outputs", x.q.device, x.q.dtype, K, V)
     launch.run(
         delta_walk.outputs, cut.segments.segments * HV * -(-V // config.block),
-        o, x.q, x.erase, x.write, x.v, *saved, (initial, final),
-        strides(o, x.q, x.erase, x.write, x.v, *saved[:3]), (cut.segments.table, cut.segments.first),
+        o, x.q, x.erase, x.write, x.v, divisor, *saved, (initial, final),
+        strides(o, x.q, x.erase, x.write, x.v, divisor, *saved[:3]), (cut.segments.table, cut.segments.first),
         (T, cut.segments.each, HV, *x.per), scale,
         config=config, PLANES=planes, **_constants(x, cut.segments, config),
     )  # fmt: skip
@@ -198,7 +204,7 @@ def _connect(x: Operands, saved: Saved, initial: Tensor | None, segments: Layout
     config, rows, width = configs.choose("delta_scan", x.q.device, x.q.dtype, K, V), 16, launch.width(K)
     launch.run(
         delta_walk.scan, segments.N * HV * -(-V // rows), saved.maps, initial, segments.first, segments.each, HV,
-        config=config, K=K, V=V, BK=width, ROWS=rows, BLOCK=min(64, width),
+        config=config, K=K, V=V, BK=width, ROWS=rows, BLOCK=_at_once(width),
         PRECISION=precision(x.q.dtype, planes), PACKED=segments.packed,
     )  # fmt: skip
 
@@ -218,9 +224,10 @@ class _Walked(NamedTuple):
 
 def backward(
     x: Operands, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None, saved: Saved,
-    do: Tensor | None, dfinal: Tensor | None,
+    do: Tensor | None, dfinal: Tensor | None, *, wide: bool = False,
 ) -> tuple[Operands, Tensor]:  # fmt: skip
-    """Gradients of the operands, in their dtypes (None for those that are None), and of the initial state.
+    """Gradients of the operands, in their dtypes (None for those that are None), and of the initial state. If `wide`,
+    those of q, erase and write are float32.
 
     The first four arguments are the forward's, `saved` what it kept, do [B, T, HV, V] in v's dtype, dfinal
     [N, HV, K, V] float32; None is zero.
@@ -236,7 +243,7 @@ def backward(
     )  # fmt: skip
     _walk_again(x, saved, walked, initial, cut.segments)
     dinitial = _walk_back(x, saved, walked, do, dfinal, cut, scale)
-    return _gradients(x, saved, walked, do, cut.chunks, scale), dinitial
+    return _gradients(x, saved, walked, do, cut.chunks, scale, wide), dinitial
 
 
 def _walk_again(x: Operands, saved: Saved, walked: _Walked, initial: Tensor | None, segments: Layout) -> None:
@@ -273,7 +280,7 @@ def _walk_back(
         launch.run(
             delta_backward_walk.scan, segments.N * HV * -(-V // rows), upper, saved.maps, segments.first, segments.each,
             HV, config=configs.choose("delta_scan", x.q.device, x.q.dtype, K, V), K=K, V=V, BK=width, ROWS=rows,
-            BLOCK=min(64, width), PRECISION=launch.INPUT_PRECISION[x.q.dtype], PACKED=segments.packed,
+            BLOCK=_at_once(width), PRECISION=launch.INPUT_PRECISION[x.q.dtype], PACKED=segments.packed,
         )  # fmt: skip
     launch.run(
         delta_backward_walk.carry, programs, walked.du, walked.ends, upper, (dfinal, dinitial), inputs,
@@ -282,12 +289,17 @@ def _walk_back(
     return dinitial
 
 
-def _gradients(x: Operands, saved: Saved, walked: _Walked, do: Tensor, chunks: Layout, scale: float) -> Operands:
+def _gradients(
+    x: Operands, saved: Saved, walked: _Walked, do: Tensor, chunks: Layout, scale: float, wide: bool
+) -> Operands:
     """Gradients of the operands, from what the walks left."""
-    B, T, H, HV, K, V = x.sizes
+    B, T, _, HV, K, V = x.sizes
 
     def room(like: Tensor) -> Tensor:
-        return launch.output(like, (B, T, HV, K), zero=chunks.packed, wide=like.shape[2] < HV)
+        return launch.output(like, (B, T, HV, K), zero=chunks.packed, wide=wide or like.shape[2] < HV)
+
+    def of(like: Tensor, gradient: Tensor) -> Tensor:
+        return launch.over_groups(gradient, like.shape[2], torch.float32 if wide else like.dtype)
 
     dq, derase, dwrite = room(x.q), room(x.erase), None if x.write is None else room(x.write)
     dg, dbeta = (None if y is None else launch.output(y, y.shape, zero=chunks.packed) for y in (x.g, x.beta))
@@ -301,8 +313,7 @@ def _gradients(x: Operands, saved: Saved, walked: _Walked, do: Tensor, chunks: L
         C=CHUNK, STAGE=launch.stage(x.q.dtype), PRECISION=launch.INPUT_PRECISION[x.q.dtype], PACKED=chunks.packed,
     )  # fmt: skip
     return Operands(
-        launch.over_groups(dq, H, x.q.dtype), launch.over_groups(derase, x.erase.shape[2], x.q.dtype),
-        None if dwrite is None or x.write is None else launch.over_groups(dwrite, x.write.shape[2], x.q.dtype),
+        of(x.q, dq), of(x.erase, derase), None if dwrite is None or x.write is None else of(x.write, dwrite),
         launch.rounded(walked.du, x.v.dtype),
         None if dg is None or x.g is None else launch.rounded(dg, x.g.dtype),
         None if dbeta is None or x.beta is None else launch.rounded(dbeta, x.beta.dtype),

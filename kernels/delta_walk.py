@@ -138,13 +138,29 @@ def scan(
         begin, end = tl.load(first + n).to(tl.int64), tl.load(first + n + 1).to(tl.int64)
     else:
         begin, end = n * each, (n + 1) * each
-    if initial is not None:  # noqa: SIM102 (decided when compiled; the next is not, and has no pointer if absent)
-        if begin + 1 < end:
-            own = maps + (begin * HV + h) * SIZE
-            _advance(initial + (n * HV + h) * (K * V), 1, V, own, rows, K, V, BK, BLOCK, PRECISION)
-    for s in range(begin + 1, end - 1):
-        own = maps + (s * HV + h) * SIZE
-        _advance(own - HV * SIZE + K * K, K, 1, own, rows, K, V, BK, BLOCK, PRECISION)
+    if BLOCK < BK:
+        if initial is not None:  # noqa: SIM102 (decided when compiled; the next is not, and has no pointer if absent)
+            if begin + 1 < end:
+                own = maps + (begin * HV + h) * SIZE
+                _advance(initial + (n * HV + h) * (K * V), 1, V, own, rows, K, V, BK, BLOCK, PRECISION)
+        for s in range(begin + 1, end - 1):
+            own = maps + (s * HV + h) * SIZE
+            _advance(own - HV * SIZE + K * K, K, 1, own, rows, K, V, BK, BLOCK, PRECISION)
+    elif begin + 1 < end:  # the state stays in registers, so the next segment's map is read ahead
+        channels = tl.arange(0, BK)
+        own = maps + (begin * HV + h) * SIZE
+        S = load_matrix(own + K * K, rows, channels, V, K)  # [ROWS, BK]
+        if initial is not None:
+            mask = (rows < V)[:, None] & (channels < K)[None, :]
+            ptr = initial + (n * HV + h) * (K * V)
+            start = tl.load(ptr + rows[:, None] + channels[None, :] * V, mask=mask, other=0.0)
+            S = dot_add(S, start, load_matrix(own, channels, channels, K, K), PRECISION)  # [ROWS, BK] [BK, BK]
+            store_matrix(own + K * K, rows, channels, S, V, K)
+        for s in range(begin + 1, end - 1):
+            own = maps + (s * HV + h) * SIZE
+            P = load_matrix(own, channels, channels, K, K)
+            S = dot_add(load_matrix(own + K * K, rows, channels, V, K), S, P, PRECISION)  # [ROWS, BK] [BK, BK]
+            store_matrix(own + K * K, rows, channels, S, V, K)
 
 
 @triton.jit
@@ -164,18 +180,18 @@ def start_of(
 
 @triton.jit
 def outputs(
-    o, q, erase, write, v, tm, reads, factors, maps, ends, strides, places, sizes, scale,
+    o, q, erase, write, v, divisor, tm, reads, factors, maps, ends, strides, places, sizes, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, LENGTH: tl.constexpr,
     STAGE: tl.constexpr, PLANES: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, HV, V], and the state [N, HV, K, V] after each sequence that has tokens.
 
-    A program is BV columns of v in a segment. ends is (initial, final), either may be None; places (table, first);
-    strides are those of o, q, erase, write, v, tm, reads, factors; sizes T, segments in a row, HV, and value heads
-    per head of q, of erase and of write.
+    A program is BV columns of v in a segment. divisor [B, T, HV] float32, or None, is what each token's o is divided
+    by; ends is (initial, final), either may be None; places (table, first); strides are those of o, q, erase, write, v,
+    divisor, tm, reads, factors; sizes T, segments in a row, HV, and value heads per head of q, of erase and of write.
     """
     T, each, HV, per_query, per_erase, per_write = sizes
-    o_strides, q_strides, e_strides, w_strides, v_strides, tm_strides, reads_strides, f_strides = strides
+    o_strides, q_strides, e_strides, w_strides, v_strides, ds, tm_strides, reads_strides, f_strides = strides
     initial, final = ends
     table, first = places
     blocks: tl.constexpr = (V + BV - 1) // BV
@@ -201,6 +217,8 @@ def outputs(
         out = times_rows(
             out * (scale * d)[None, :], R, ptr, reads_strides, live, C, STAGE, PLANES, PRECISION
         )  # [BV, C] [C, C]
+        if divisor is not None:
+            out /= tl.load(at(divisor, ds, b, h, t0) + i * ds[1], mask=live, other=1.0)[None, :]
         put(at(o, o_strides, b, h, t0), o_strides, i, rows, live, tl.trans(out), V)
         if write is None:
             W = E

@@ -120,6 +120,15 @@ def test_segments_hand_over_states_and_their_gradients(given: bool, monkeypatch:
     assert not given or float(found["d state"].norm()) > 0.1
 
 
+def test_segments_of_wide_keys_hand_over_too(monkeypatch: pytest.MonkeyPatch):
+    """Beyond 128 channels a scan over segments reads its maps piece by piece."""
+    monkeypatch.setattr(configs, "segment_length", lambda T: 64)  # pyright: ignore[reportUnknownLambdaType]
+    xs = inputs("delta_scan", 200, K=130, V=2)
+    xs[4] = xs[4].clamp_min(-1e-4)
+    found = agree("delta_scan", xs, torch.randn(1, 1, 130, 2).to(DEVICE))
+    assert float(found["d state"].norm()) > 0.1
+
+
 def test_packed_sequences_of_several_segments(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(configs, "segment_length", lambda T: 64)  # pyright: ignore[reportUnknownLambdaType]
     offsets = torch.tensor([0, 5, 150, 160], device=DEVICE)
