@@ -5,7 +5,8 @@ Definition, per head, for the weighted and forgetting covariance Sigma_t of the 
     q~_t = q_t - lam_t Sigma_t q_t      (q_t itself, bit by bit, where lam_t = 0)
 
 Definition and state in full: `linattest.impls.covariance_contract`. The device code is in covariance_scan.py
-(equations), covariance_outputs.py and covariance_decode.py.
+(equations), covariance_outputs.py and covariance_decode.py; the gradients start in
+covariance_backward.py.
 
 Sources: [CCQ], section 2; [ChanGolubLeVeque83].
 """
@@ -57,7 +58,7 @@ def chunk(
     q, k [B, T, H, K] of one dtype: float32, bfloat16 or float16, K at most 256; lam, cov_g, weight [B, T, H] of that
     dtype or float32; `initial_state` a CovState of float32 tensors. Returns q~ [B, T, H, K] in q's dtype and the final
     state (None unless `output_final_state`). Any strides, no copies of q and k. Gradients: of all
-    inputs and of the state, by float32 kernels.
+    inputs and of the state; those of float16 inputs by float32 kernels.
 
     `validate` checks values too (lam, cov_g, weight, count, offsets), which waits for the GPU. Without it a value out
     of its domain gives the right result or one that is not finite. Raises TypeError for float64 inputs.
@@ -140,7 +141,7 @@ TOKENS = {2: 32, 4: 16}
 def _forward(
     q: Tensor, k: Tensor, lam: Tensor, cov_g: Tensor | None, weight: Tensor | None, count: Tensor | None,
     reference: Tensor | None, mean: Tensor | None, scatter: Tensor | None, cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     B, T, H, K = q.shape
     cut = launch.layout(cu_seqlens, Sizes(B, T, H, H, K, K), configs.segment_length(T), q.device)
     size = covariance_scan.record(K)
@@ -171,7 +172,7 @@ def _forward(
         qs, ks, ls, gs, ws, os, cut.table, (T, cut.each, H), config=config, BV=config.block,
         **{**common, "C": TOKENS[q.element_size()]},
     )  # fmt: skip
-    return launch.rounded(o, q.dtype), *final
+    return launch.rounded(o, q.dtype), *final, records
 
 
 def _fresh_state(q: Tensor, N: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -185,11 +186,11 @@ def _fresh_state(q: Tensor, N: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _backward(
     q: Tensor, k: Tensor, lam: Tensor, cov_g: Tensor | None, weight: Tensor | None, count: Tensor | None,
     reference: Tensor | None, mean: Tensor | None, scatter: Tensor | None, cu_seqlens: Tensor | None,
-    do: Tensor | None, dcount: Tensor | None, dreference: Tensor | None, dmean: Tensor | None,
+    records: Tensor, do: Tensor | None, dcount: Tensor | None, dreference: Tensor | None, dmean: Tensor | None,
     dscatter: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     inputs = (q, k, lam, cov_g, weight, count, reference, mean, scatter)
-    return covariance_backward.gradients(inputs, cu_seqlens, (do, dcount, dreference, dmean, dscatter))  # type: ignore[return-value]
+    return covariance_backward.gradients(inputs, cu_seqlens, records, (do, dcount, dreference, dmean, dscatter))  # type: ignore[return-value]
 
 
 CHUNKS = Operation("covariance_contract", _forward, _backward, tensors=9, public=5)
@@ -220,7 +221,8 @@ def _step_backward(
     dcount: Tensor | None, dreference: Tensor | None, dmean: Tensor | None, dscatter: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     inputs = (q, k, lam, cov_g, weight, count, reference, mean, scatter)
-    return covariance_backward.gradients(inputs, None, (do, dcount, dreference, dmean, dscatter))  # type: ignore[return-value]
+    *_, records = _forward(*inputs, None)
+    return covariance_backward.gradients(inputs, None, records, (do, dcount, dreference, dmean, dscatter))  # type: ignore[return-value]
 
 
 STEP = Operation("covariance_contract_step", _step, _step_backward, tensors=9, public=5)

@@ -57,24 +57,25 @@ def outputs(
         e, decay = w, 1.0
         if FORGET:
             e, decay = tl.exp(until) * w, tl.exp(tl.sum(own, axis=0))
-        D, differences, beta, after = _in_chunk(own, since, w, W, t0 + i, C, FORGET)
+        D, differences, kept = in_chunk(own, since, w, W, t0 + i, C, FORGET)
+        beta, after = w * ratio(kept, kept + w), kept + w
         W_next = decay * W + tl.sum(e, axis=0)
         y = shifted(k, k_strides, b, h, t0, live, channels, origin, mean, C, K)  # [BK, C]
         mean += mean_of(y, e, W_next)
-        delta = _product(y, differences, STAGE, PRECISION, FORGET or WEIGHTED)  # [BK, C] [C, C]
+        delta = product(y, differences, STAGE, PRECISION, FORGET or WEIGHTED)  # [BK, C] [C, C]
         if BV == BK:
             delta_v = delta
         else:
             y_v = shifted(k, k_strides, b, h, t0, live, part, origin_v, mean_v, C, K)  # [BV, C]
             mean_v += mean_of(y_v, e, W_next)
-            delta_v = _product(y_v, differences, STAGE, PRECISION, FORGET or WEIGHTED)  # [BV, C] [C, C]
-        staged, values = operand(delta, STAGE), _times(delta_v, beta)
+            delta_v = product(y_v, differences, STAGE, PRECISION, FORGET or WEIGHTED)  # [BV, C] [C, C]
+        staged, values = operand(delta, STAGE), times(delta_v, beta)
         queries = operand(tile(at(q, q_strides, b, h, t0), q_strides, i, channels, live, K), STAGE)  # [C, BK]
         scores = operand(tl.trans(dot(queries, staged, PRECISION)) * D, STAGE)  # [C, BK] [BK, C], scores[s, t]
         if FORGET:
-            image = _times(dot(operand(P, STAGE), tl.trans(queries), PRECISION), tl.exp(since))  # [BV, BK] [BK, C]
+            image = times(dot(operand(P, STAGE), tl.trans(queries), PRECISION), tl.exp(since))  # [BV, BK] [BK, C]
             image = dot_add(image, operand(values, STAGE), scores, PRECISION)  # [BV, C] [C, C]
-            P, values = P * decay, _times(values, tl.exp(until))
+            P, values = P * decay, times(values, tl.exp(until))
         else:
             image = dot(operand(values, STAGE), scores, PRECISION)  # [BV, C] [C, C]
             image = dot_add(image, operand(P, STAGE), tl.trans(queries), PRECISION)  # [BV, BK] [BK, C]
@@ -88,8 +89,8 @@ def outputs(
 
 
 @triton.jit
-def _in_chunk(own, since, w, W, t, C: tl.constexpr, FORGET: tl.constexpr):
-    """D [C, C], D[s, t] the decay from s to t or 0; (1 - A) [C, C], Delta^T = Y^T (1 - A); beta and W_t [C].
+def in_chunk(own, since, w, W, t, C: tl.constexpr, FORGET: tl.constexpr):
+    """D [C, C], D[s, t] the decay from s to t or 0; (1 - A) [C, C], Delta^T = Y^T (1 - A); W'_t [C].
 
     `t` are the tokens: masks made of them are made anew in each chunk, and not kept in registers throughout the loop.
     """
@@ -101,17 +102,17 @@ def _in_chunk(own, since, w, W, t, C: tl.constexpr, FORGET: tl.constexpr):
     kept = found + tl.sum(earlier, axis=0)
     # where `kept` is 0, so is beta: any finite number does
     differences = tl.where(t[:, None] == t[None, :], 1.0, -earlier * (1.0 / tl.maximum(kept, 2e-38))[None, :])
-    return D, differences, w * ratio(kept, kept + w), kept + w
+    return D, differences, kept
 
 
 @triton.jit
-def _times(x, factor):
+def times(x, factor):
     """x [BK, C] with token s times factor[s]. Transposed, so that the factor is not spread out in memory."""
     return tl.trans(tl.trans(x) * factor[:, None])
 
 
 @triton.jit
-def _product(y, a, STAGE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
+def product(y, a, STAGE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
     """y @ a. With `EXACT`, operands keep twice a bfloat16's digits: keys that are forgotten may lie far from others."""
     if not EXACT:
         return dot(operand(y, STAGE), operand(a, STAGE), PRECISION)

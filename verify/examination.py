@@ -76,7 +76,7 @@ class Examination:
     def truth(self) -> Truth:
         """The oracle's enclosure of the outputs."""
         if self.substituted:
-            return stand_in(self.operator, self.reckoned, self.sensitivity)
+            return stand_in(self.operator, self.batch, self.sensitivity, device_of(self.reckoned))
         return truth(self.operator, self.batch, self.budget)
 
     @cached_property
@@ -152,17 +152,18 @@ def head_axis(operator: Operator, name: str) -> int:
 _certified: set[tuple[object, ...]] = set()
 
 
-def stand_in(operator: Operator, batch: Batch, sensitive: Sensitivity) -> Truth:
+def stand_in(operator: Operator, batch: Batch, sensitive: Sensitivity, device: torch.device | None = None) -> Truth:
     """The outputs of the float64 token loop in place of the oracle's.
 
     Args:
         sensitive: of the chunk form, on this batch.
+        device: where the chunk form ran; the token loop runs on the CPU, a GPU would be slower at its small steps.
 
     Raises:
         OracleError: the token loop and the chunk form disagree here, or one of them with the oracle at
             ``CERTIFIED_TOKENS`` tokens.
     """
-    certify(operator, batch.case, device_of(batch))
+    certify(operator, batch.case, device)
     (outcome,) = run_copies(operator, batch, 1, False, moved=False)
     hi = {name: x.double().numpy() for name, x in outcome.values.items()}
     # As far apart as float64 may leave them, or as the oracle's radius may be: that fraction of the budget.
@@ -175,8 +176,8 @@ def stand_in(operator: Operator, batch: Batch, sensitive: Sensitivity) -> Truth:
 
 
 def certify(operator: Operator, case: Case, device: torch.device | None = None) -> None:
-    """Hold the float64 token loop and chunk form to the oracle, on a small case like this one, where they are to run
-    (the CPU unless ``device``); once a process.
+    """Hold the float64 token loop, and the chunk form on ``device`` (the CPU if None), to the oracle, on a small case
+    like this one; once a process.
 
     Raises:
         OracleError: one of them fails; its message says where.
@@ -189,7 +190,8 @@ def certify(operator: Operator, case: Case, device: torch.device | None = None) 
     like = msgspec.structs.replace(case, structure=small, dtype="float64", gradient=True)
     examination = Examination(operator, build(operator, like))
     for form in (operator.reference, "chunk"):
-        batch = examination.batch if device is None else place(examination.batch.copy(), str(device))
+        here = device is None or form == operator.reference
+        batch = examination.batch if here else place(examination.batch.copy(), str(device))
         (outcome,) = run_copies(operator, batch, 1, True, moved=False, form=form)
         for name in examination.sensitivity.values:
             wanted = examination.wanted(name, operator.variant(form))

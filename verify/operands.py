@@ -71,8 +71,11 @@ class Format:
         size = 1 << max(20, count.bit_length() + 1)
         start = offsets.randrange(size - count) if count else 0
         amount = self.spacing(x).mul_(roundings(self.nearest, size, x.device)[start : start + count].view(x.shape))
-        left = self.holds(x) if exact else ~x.isfinite()  # infinity and NaN are of every type
-        return amount.masked_fill_(left, 0.0).add_(x)
+        if exact:
+            amount.masked_fill_(self.holds(x), 0.0)
+        elif not bool(amount.sum().isfinite()):  # infinity and NaN are of every type
+            amount.masked_fill_(~x.isfinite(), 0.0)
+        return amount.add_(x)
 
 
 @cache

@@ -25,8 +25,8 @@ from linattest.verify.tolerance import PATTERNS, STEP, TORCH_DTYPES, accumulatio
 
 Array = NDArray[np.float64]
 
-_GROUP_BYTES = 1 << 29
-"""Copies run together only while the tape of a token-by-token float64 run stays below about this."""
+_GROUP_BYTES = {"cpu": 1 << 29, "cuda": 1 << 32}
+"""Copies run together only while the tape of a float64 run stays below about this, by device."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def sensitivity(operator: Operator, batch: Batch, *, backward: bool, form: str =
     base = run_copies(operator, batch, 1, backward, moved=False, form=form)[0]
     copies: list[Outcome] = []
     while len(copies) < PATTERNS:
-        size = min(PATTERNS - len(copies), group_size(batch, backward))
+        size = min(PATTERNS - len(copies), group_size(batch, backward, form))
         copies += run_copies(operator, batch, size, backward, moved=True, turn=len(copies), form=form)
     values = {name: _array(x) for name, x in base.values.items()}
     scale = unit_roundoff(accumulation(batch.case.dtype)) / STEP
@@ -83,11 +83,17 @@ def sensitivity(operator: Operator, batch: Batch, *, backward: bool, form: str =
     return Sensitivity(values, shifts)
 
 
-def group_size(batch: Batch, backward: bool) -> int:
-    """How many copies share a run."""
+def group_size(batch: Batch, backward: bool, form: str = "") -> int:
+    """How many copies share a run of the token loop, or of the chunk form."""
     s = batch.case.structure
-    tape = 8 * s.B * max(s.T, 1) * s.H * s.group * s.K * (s.K + s.V) * (4 if backward else 0)
-    return max(1, min(PATTERNS, _GROUP_BYTES // max(tape, 1)))
+    one = chunk_bytes(batch) if form == "chunk" else 8 * s.B * max(s.T, 1) * s.H * s.group * s.K * (s.K + s.V)
+    return max(1, min(PATTERNS, _GROUP_BYTES[device_of(batch).type] // max((4 if backward else 0) * one, 1)))
+
+
+def chunk_bytes(batch: Batch) -> int:
+    """About what the intermediate results of a chunk form take in float64."""
+    s, chunk = batch.case.structure, 64
+    return 8 * s.B * s.T * s.H * s.group * (3 * chunk + 4 * (s.K + s.V) + s.K * s.V // chunk)
 
 
 def run_copies(

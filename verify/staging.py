@@ -20,9 +20,19 @@ from numpy.typing import NDArray
 
 from linattest.verify.inputs import Batch, Structure, generator
 from linattest.verify.operands import BFLOAT16, TF32, Format, RoundedOperands
-from linattest.verify.sensitivity import group_size, head_rms, run_copies
+from linattest.verify.sensitivity import chunk_bytes, group_size, head_rms, run_copies
 from linattest.verify.spec import Operator, Staged, Variant
-from linattest.verify.subjects import Caller, Tensors, decode, keywords, name_state, pack_state, resolve, spread
+from linattest.verify.subjects import (
+    Caller,
+    Tensors,
+    decode,
+    device_of,
+    keywords,
+    name_state,
+    pack_state,
+    resolve,
+    spread,
+)
 from linattest.verify.tolerance import (
     PATTERNS,
     STAGED_PATHS,
@@ -123,15 +133,12 @@ def _term(shifts: Array, head_axis: int) -> Term:
     return Term(most, STAGED_PATHS * (np.mean(each, axis=0) + STAGED_SIGMAS * np.std(each, axis=0, ddof=1)))
 
 
-_OPERAND_BYTES = 1 << 29
-"""Copies run together only while the intermediate results of a chunk form stay below about this."""
+_OPERAND_BYTES = {"cpu": 1 << 29, "cuda": 1 << 32}
+"""Copies run together only while the intermediate results of a chunk form stay below about this, by device."""
 
 
 def _operand_copies(batch: Batch) -> int:
-    s = batch.case.structure
-    chunk = 64
-    one = 8 * s.B * s.T * s.H * s.group * (3 * chunk + 4 * (s.K + s.V) + s.K * s.V // chunk)
-    return max(1, min(STAGED_PATTERNS, _OPERAND_BYTES // max(one, 1)))
+    return max(1, min(STAGED_PATTERNS, _OPERAND_BYTES[device_of(batch).type] // max(chunk_bytes(batch), 1)))
 
 
 # --- what is handed on or saved ------------------------------------------------------------------------------------
@@ -166,7 +173,7 @@ def _moving(rng: np.random.Generator, copies: int) -> Caller:
             return x
         signs = torch.from_numpy(rng.integers(0, 2, tuple(x.shape)) * 2.0 - 1.0)
         signs.narrow(axis, 0, x.shape[axis] // copies).zero_()
-        return x * (1 + STEP * signs)
+        return x * (1 + STEP * signs.to(x.device))
 
     def moving(operator: Operator, variant: Variant, batch: Batch) -> tuple[torch.Tensor, Tensors]:
         function, kwargs = resolve(variant.function), keywords(operator, variant, batch)

@@ -105,29 +105,6 @@ def test_one_token_is_a_sequence_of_one(given: dict[str, Any]) -> None:
     assert all(_error(x, y) < BUDGET[torch.float32] for x, y in zip(state, wide_state, strict=True))
 
 
-@pytest.mark.parametrize("name", ["plain", "state", "all", "packed"])
-def test_gradients_are_those_of_impls(name: str) -> None:
-    (B, T, H, K), given, offsets = CASES[name]
-    T, offsets = min(T, 100), None if offsets is None else [0, 0, 5, 70, 90]
-    options = _options(offsets)
-    drawn = _draw(B, T, H, K, **given)
-    end = T if offsets is None else offsets[-1]
-    found = []
-    for function, change in ((covariance_contract.chunk, Tensor.clone), (wide.recurrent, Tensor.double)):
-        leaves = _mapped(drawn, lambda x, change=change: change(x).requires_grad_())
-        o, state = function(**leaves, **options)
-        assert state is not None
-        results = [o[:, :end], *(x for x in state if x.requires_grad)]
-        upstream = [torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=DEVICE).cos().view(y.shape) for y in results]
-        flat = [x for leaf in leaves.values() for x in (leaf if isinstance(leaf, tuple) else [leaf])]
-        if state[0].requires_grad and not given:  # the count of tokens has no gradient; a kernel's output may
-            results, upstream = [results[0], *results[-3:]], [upstream[0], *upstream[-3:]]
-        found.append(torch.autograd.grad(results, flat, upstream, allow_unused=True, materialize_grads=True))
-    for n, (x, y) in enumerate(zip(*found, strict=True)):
-        bound = 10 * BUDGET[torch.float32]
-        assert _error(x, y) < bound or float(y.norm()) < 1e-12 and float(x.norm()) < bound, n
-
-
 def test_a_memory_read_with_it_is_untouched_and_lam_of_0_changes_nothing() -> None:
     drawn, V = _draw(1, 100, 1, 16, weight=True), 20
     v, g = torch.randn(1, 100, 2, V, device=DEVICE), -0.1 * torch.rand(1, 100, 2, device=DEVICE)
