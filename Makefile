@@ -12,14 +12,14 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 HELD := torch==2.13.0 triton==3.9.0
 EXTRAS := all,test,dev
 
-.PHONY: help verify prove claims nightly test check lint types gpu bench report constraints clean
+.PHONY: help verify prove claims nightly test check lint types gpu bench dashboard report constraints clean
 
 help:
 	@echo "verify  compare every operator with its oracle      test   the test suite"
 	@echo "nightly  every input in every dtype, and long fuzzing"
 	@echo "prove   every statement that a machine checks         claims  every verdict on the papers, with its page"
 	@echo "check   lint, formatting and types                  clean  remove what the targets made"
-	@echo "gpu, bench, report   measurements                   constraints   renew constraints.txt"
+	@echo "gpu, bench, report, dashboard   measurements        constraints   renew constraints.txt"
 
 verify: .venv/.ready
 	$(BIN)/linattest verify $(ARGS)
@@ -66,9 +66,14 @@ gpu: .venv/.ready
 	[ $$status -ge 2 ] || $(BIN)/linattest drift --device cuda --output .cache/gpu/drift.json || status=$$?; \
 	exit $$status
 
-# Until this exists it fails: an empty measurement must not look like a passed one.
-bench:
-	@echo "nothing measured: no benchmark suite yet" >&2; exit 3
+# Speed and its correctness, filed under this commit: on a GPU in benchmarks/results, on a CPU a small part in .cache.
+bench: .venv/.ready
+	$(BIN)/linattest bench run $(ARGS)
+
+# What is committed in benchmarks/results, as pages in .asv/html, and README's figure of it.
+dashboard: .venv/.ready
+	$(BIN)/linattest bench publish $(ARGS)
+	$(BIN)/linattest bench crossover --newest --svg benchmarks/crossover.svg
 
 # One offline page of a campaign, of drift and of the claims. What the same sources measured before is not measured
 # again; a failure does not keep the page from being written, and is the exit code in the end.

@@ -33,6 +33,9 @@ BLOCK_MS = 2.0
 
 MOST_CALLS, LEAST_ROUNDS, MOST_ROUNDS = 50, 5, 21
 
+SECONDS, QUICK_SECONDS = 0.4, 0.02
+"""About how long all implementations of one comparison are timed."""
+
 
 def resolve(path: str) -> Callable[..., Any]:
     """The function behind "module:name". Raises ``ImportError`` or ``AttributeError``."""
@@ -105,6 +108,14 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 # --- timing --------------------------------------------------------------------------------------------------------
+
+
+def sampling(seconds: float) -> str:
+    """How often a timing is repeated, in words: timings of other settings are another series."""
+    return (
+        f"blocks of {BLOCK_MS:g} ms, at most {MOST_CALLS} calls; {LEAST_ROUNDS} to {MOST_ROUNDS} rounds, "
+        f"about {seconds:g} s"
+    )
 
 
 @dataclass(frozen=True)

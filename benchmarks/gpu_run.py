@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("no GPU: nothing measured (--device cpu tries the script out)", file=sys.stderr)
         return 3
-    workloads = [w for w in WORKLOADS if not options.operators or {w.name, w.operator} & set(options.operators)]
+    given, chosen = dict(options.function), set(options.operators or dict(options.function))
+    workloads = [replace(w, given=given.get(w.name, "")) for w in WORKLOADS]
+    workloads = [w for w in workloads if not chosen or {w.name, w.operator} & chosen]
     with _fresh_cache(options.keep_cache):
         run = _prepare(options, device)
         begin = time.perf_counter()
@@ -67,6 +70,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="default: all")
     parser.add_argument("--lengths", nargs="+", type=int, metavar="T", help=f"tokens; default: {LENGTHS}")
+    parser.add_argument(
+        "--function", nargs="+", type=_function, default=[], metavar="NAME=MODULE:FUNCTION",
+        help="measure this function in the place of ours, without decode; the only ones where --operators is not given",
+    )  # fmt: skip
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="begin nothing new after this time")
     parser.add_argument("--quick", action="store_true", help="short lengths and few repetitions, to try the script out")
@@ -79,6 +86,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not options.output.parent.is_dir():
         parser.error(f"--output: no folder {options.output.parent}")
     return options
+
+
+def _function(text: str) -> tuple[str, str]:
+    """The name of a workload, and the path of a function that takes its inputs."""
+    name, _, path = text.partition("=")
+    if name not in {w.name for w in WORKLOADS} or not all(path.partition(":")[::2]):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}, expected NAME=MODULE:FUNCTION, NAME of {[w.name for w in WORKLOADS]}"
+        )
+    return name, path
 
 
 @contextlib.contextmanager
@@ -105,17 +122,19 @@ def _prepare(options: argparse.Namespace, device: torch.device) -> Run:
     dtype = torch.float32 if cpu else DTYPES[options.dtype]
     shape, timer = Shape(T=0, dtype=dtype, device=device, **small), common.Timer(device)
     here = common.environment(device)
+    seconds = common.QUICK_SECONDS if options.quick else common.SECONDS
     record: dict[str, Any] = {
         "schema": SCHEMA, "kind": "gpu_run", "commit": options.commit or common.commit(),
         "source_hash": common.source_hash(), "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "complete": False, "stopped": "running", "seconds": 0.0, "environment": here,
         "settings": {"B": shape.B, **small, "dtype": str(dtype).removeprefix("torch."), "quick": options.quick,
-                     "stages": sorted(options.stages)},
+                     "stages": sorted(options.stages), "functions": dict(options.function),
+                     "sampling": common.sampling(seconds)},
         "clocks": [common.clocks("begin")], "rates": {}, "gates": [], "checks": [], "timings": [], "failures": [],
     }  # fmt: skip
     run = Run(
         timer=timer, shape=shape, room="impls" if cpu else "kernels", stages=frozenset(options.stages),
-        seconds=0.02 if options.quick else 0.4, l2_bytes=here.get("l2_bytes", 1 << 20), record=record,
+        seconds=seconds, l2_bytes=here.get("l2_bytes", 1 << 20), record=record,
         save=lambda: common.write(options.output, record),
     )  # fmt: skip
     record["rates"] = common.rates(timer, dtype, options.quick)
@@ -133,7 +152,7 @@ def _measure(run: Run, options: argparse.Namespace, workloads: Sequence[Workload
         if missing:
             run.add("failures", workload, what="import", tokens=0, error=missing)
             continue
-        for T in steps:
+        for T in [T for T in steps if T or not workload.given]:
             spent = time.perf_counter() - begin
             if options.budget is not None and spent > options.budget:
                 return f"budget of {options.budget:g} s spent before {workload.name}, {f'T = {T}' if T else 'decode'}"
@@ -155,8 +174,8 @@ def _measure(run: Run, options: argparse.Namespace, workloads: Sequence[Workload
 def _missing(run: Run, workload: Workload) -> str:
     """Why the workload has no functions to time; "" if it has."""
     try:
-        for name in ("chunk", "step"):
-            common.resolve(workload.function(run.room, name))
+        for path in [workload.given] if workload.given else [workload.function(run.room, n) for n in ("chunk", "step")]:
+            common.resolve(path)
     except (ImportError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks import gate, peers
 from benchmarks.checks import check
 from benchmarks.common import BLOCK_MS, Call, Timer, median, per_call, resolve
-from benchmarks.workloads import Shape, Tensors, Workload, call
+from benchmarks.workloads import Shape, Tensors, Workload, call, output_of
 from linattest.verify.poison import poisoned
 
 Direction = Literal["forward", "forward+backward"]
@@ -70,11 +70,11 @@ class Run:
 def at_length(run: Run, workload: Workload, T: int, *, thorough: bool) -> None:
     """Everything at T tokens; ``thorough``: the repeated runs too, which one length suffices for."""
     shape = replace(run.shape, T=T)
-    function = resolve(workload.function(run.room, "chunk"))
+    function = resolve(workload.given or workload.function(run.room, "chunk"))
     inputs = workload.inputs(shape, 0)
 
     def ours(x: Tensors) -> Tensor:
-        return call(function, workload, x)[0]
+        return output_of(call(function, workload, x))
 
     directions: list[Direction] = [d for d in ("forward", "forward+backward") if d in run.stages]
     first = run.attempt(workload, "first call", T, lambda: _first_calls(run, ours, inputs, directions))

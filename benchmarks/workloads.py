@@ -100,13 +100,17 @@ def _shared(seed: int) -> int:
 
 @dataclass(frozen=True)
 class Workload:
-    """An operator in one variant: its inputs by name, fixed keywords, and whether softmax attention is its rival."""
+    """An operator in one variant: its inputs by name, fixed keywords, and whether softmax attention is its rival.
+
+    `given`: "module:name" of a function of somebody else's that is measured in the place of ours.
+    """
 
     operator: str
     variant: str
     draws: Mapping[str, Draw]
     keywords: Mapping[str, Any] = field(default_factory=dict)
     attention: bool = True
+    given: str = ""
 
     @property
     def name(self) -> str:
@@ -141,6 +145,11 @@ WORKLOADS = (
     Workload("log_linear", "", _QKV | _GATE | {"level_weights": _level_weights}),
 )
 """The most important first: a run that ends early has measured these."""
+
+
+def output_of(answer: Any) -> Tensor:
+    """The output of a function that may return its state too."""
+    return answer[0] if isinstance(answer, tuple) else answer
 
 
 def call(function: Callable[..., Any], workload: Workload, inputs: Tensors, **more: Any) -> Any:

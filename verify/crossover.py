@@ -164,6 +164,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 def crossovers(record: Mapping[str, Any], draws: int = DRAWS) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The crossovers of one record and the pairs that do not cross, as the command prints them.
 
+    ``committed`` is when the commit was made, which a record says once it is filed; before that when it was measured.
     L2 "warm" is repeated calls on one set of inputs, "cold" a new set each call; lengths whose inputs exceed the cache
     anyway count for both.
     """
@@ -177,6 +178,7 @@ def crossovers(record: Mapping[str, Any], draws: int = DRAWS) -> tuple[list[dict
             "operator": operator, "variant": variant, "direction": direction, **asdict(answer),
             "gpu": record["environment"]["gpu"], **{x: record["settings"][x] for x in ("dtype", "B", "H", "D")},
             "graphed": graphed, "l2": l2, "commit": record["commit"], "measured": record["started"],
+            "committed": record.get("committed", record["started"]),
         }  # fmt: skip
         (crossed if isinstance(answer, Crossing) else uncrossed).append(row)
     return crossed, uncrossed

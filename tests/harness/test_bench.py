@@ -155,6 +155,10 @@ def test_command_prints_one_json_object(results: Path):
     }
     newest = CliRunner().invoke(bench, ["crossover", "--json", "--newest", "--results", str(results)])
     assert json.loads(newest.stdout)["crossovers"] == [] and json.loads(newest.stdout)["uncrossed"]
+    path = results / "h200" / "a.json"  # the commit that was measured first was made last
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"committed": "2026-01-03T00:00:00"}))
+    newest = CliRunner().invoke(bench, ["crossover", "--json", "--newest", "--results", str(results)])
+    assert json.loads(newest.stdout)["crossovers"] and json.loads(newest.stdout)["uncrossed"] == []
     shown = CliRunner().invoke(bench, ["crossover", "--results", str(results)], env={"COLUMNS": "200"})
     assert "6000" in shown.stdout and "> 32768" in shown.stdout
 

@@ -1,31 +1,34 @@
-"""``linattest bench``: what was measured on GPUs, read from the committed records; none is needed."""
+"""``linattest bench``: speed and numerics over commits; ``crossover`` reads committed records and needs no GPU."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from linattest.verify.bench.paths import RESULTS
+from linattest.verify.bench.showing import SHORT
+from linattest.verify.commands.bench_compare import compare
+from linattest.verify.commands.bench_publish import publish
+from linattest.verify.commands.bench_record import record, run
 from linattest.verify.commands.common import NOTHING, operators_named
 from linattest.verify.crossover import DIRECTIONS, SCHEMA, crossovers, read_records
-from linattest.verify.environment import ROOT
-
-RESULTS = (ROOT / "verify").resolve().parent / "benchmarks" / "results"
-"""The committed records; a checkout has them, an installed package does not."""
 
 bench = typer.Typer(
-    name="bench", help="What was measured on GPUs, from the committed records.", no_args_is_help=True,
+    name="bench", help="Speed and numerics over commits: measure, file, compare, publish.", no_args_is_help=True,
     add_completion=False, pretty_exceptions_enable=False,
 )  # fmt: skip
-
-
-@bench.callback()
-def _every_command() -> None:  # pyright: ignore[reportUnusedFunction]
-    pass
+bench.command()(run)
+bench.command()(record)
+bench.command()(compare)
+bench.command()(publish)
 
 
 @bench.command()
@@ -34,8 +37,9 @@ def crossover(
     direction: Annotated[
         list[str] | None, typer.Option(help=f"only this one of {', '.join(DIRECTIONS)}; may be repeated")
     ] = None,
-    newest: Annotated[bool, typer.Option("--newest", help="each figure from its newest record alone")] = False,
+    newest: Annotated[bool, typer.Option("--newest", help="each figure from the newest commit that has it")] = False,
     results: Annotated[Path, typer.Option(help="folder with records of gpu_run")] = RESULTS,
+    svg: Annotated[Path | None, typer.Option(help="draw it into this file too, each operator's newest figure")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
 ) -> None:
     """Tokens from which on an operator is faster than the fastest softmax attention."""
@@ -50,13 +54,15 @@ def crossover(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--results") from error
     rows: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    for record in records:
-        for kept, found in zip(rows, crossovers(record), strict=True):
+    for one in records:
+        for kept, found in zip(rows, crossovers(one), strict=True):
             kept += [
                 row for row in found
                 if (names is None or row["operator"] in names) and (not direction or row["direction"] in direction)
             ]  # fmt: skip
     crossed, uncrossed = _newest(*rows) if newest else rows
+    if svg is not None:
+        _draw(svg, *_newest(*rows))
     if as_json:
         answer = {"schema": SCHEMA, "crossovers": crossed, "uncrossed": uncrossed}
         print(json.dumps(answer, indent=2, allow_nan=False))
@@ -72,36 +78,60 @@ IDENTITY = ("operator", "variant", "direction", "graphed", "l2", "gpu", "dtype",
 def _newest(
     crossed: list[dict[str, Any]], uncrossed: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Of the rows of one figure the last measured, on whichever side it is."""
-    last: dict[tuple[Any, ...], str] = {}
+    """Of the rows of one figure those of the last commit, as it was last measured, on whichever side it is."""
+    last: dict[tuple[Any, ...], tuple[str, str]] = {}
     for row in [*crossed, *uncrossed]:
         key = tuple(row[name] for name in IDENTITY)
-        last[key] = max(last.get(key, ""), row["measured"])
+        last[key] = max(last.get(key, ("", "")), _when(row))
 
     def keep(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [row for row in rows if row["measured"] == last[tuple(row[name] for name in IDENTITY)]]
+        return [row for row in rows if _when(row) == last[tuple(row[name] for name in IDENTITY)]]
 
     return keep(crossed), keep(uncrossed)
+
+
+def _when(row: dict[str, Any]) -> tuple[str, str]:
+    return (row["committed"], row["measured"])
+
+
+def _draw(path: Path, crossed: list[dict[str, Any]], uncrossed: list[dict[str, Any]]) -> None:
+    """Write the figure; nothing is drawn of nothing."""
+    try:
+        made = importlib.import_module("linattest.verify.bench.picture")
+    except ImportError as error:
+        Console(stderr=True).print(f"--svg needs the extra 'report' (pip install 'linattest[report]'): {error}")
+        raise typer.Exit(NOTHING) from error
+    rows = made.shown(crossed, uncrossed)
+    if not rows:
+        raise typer.Exit(NOTHING)
+    try:
+        path.write_text(made.picture(rows), encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {path}: {error.strerror}", param_hint="--svg") from error
 
 
 def _show(console: Console, crossed: list[dict[str, Any]], uncrossed: list[dict[str, Any]]) -> None:
     if not crossed and not uncrossed:
         console.print("nothing measured: no record has timings of an operator beside softmax")
         return
-    table = Table(title="faster than softmax attention from so many tokens on", title_justify="left")
-    for name in ("operator", "variant", "direction", "graph", "L2"):
-        table.add_column(name)
-    for name in ("tokens", "95 %"):
-        table.add_column(name, justify="right")
-    for name in ("softmax", "GPU", "commit"):
-        table.add_column(name)
-    rows = [*crossed, *uncrossed]
-    for row in sorted(
-        rows, key=lambda r: (r["operator"], r["variant"], DIRECTIONS.index(r["direction"]), r["measured"])
-    ):
-        common = (row["operator"], row["variant"], row["direction"], "yes" if row["graphed"] else "no", row["l2"])
-        table.add_row(*common, *_cells(row), row["softmax"], row["gpu"], str(row["commit"])[:12])
-    console.print(table)
+    title = "faster than softmax attention from so many tokens on"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("direction", "how", "tokens", "95 %", "softmax", "GPU", "commit"):
+        table.add_column(name, justify="right" if name == "tokens" else "left", no_wrap=True)
+    last = ""
+    for row in sorted([*crossed, *uncrossed], key=_order):
+        name = f"{row['operator']}-{row['variant']}" if row["variant"] else row["operator"]
+        if name != last:
+            table.add_row(f"[bold]{escape(name)}[/]")
+        last = name
+        how = ("graph" if row["graphed"] else "plain") + (", cold" if row["l2"] == "cold" else "")
+        known = (row["softmax"], row["gpu"].removeprefix("NVIDIA "), str(row["commit"])[:8])
+        table.add_row(SHORT[row["direction"]], how, *_cells(row), *known)
+    console.print(table, highlight=False)
+
+
+def _order(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["operator"], row["variant"], DIRECTIONS.index(row["direction"]), row["measured"])
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str]:

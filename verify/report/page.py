@@ -71,15 +71,16 @@ def page(
         "selftest": selftest, "diff": diff, "facts": facts(summary), "threshold": THRESHOLD, "margin": ORACLE_MARGIN,
         "ledger": ledger(claims) if claims else None,
     }  # fmt: skip
-    return _render("report.html.j2", content)
+    return render("report.html.j2", content)
 
 
 def ledger_page(claims: Claims) -> str:
     """The page of the claims ledger alone."""
-    return _render("ledger.html.j2", {"ledger": ledger(claims)})
+    return render("ledger.html.j2", {"ledger": ledger(claims)})
 
 
-def _render(template: str, content: dict[str, Any]) -> str:
+def render(template: str, content: dict[str, Any]) -> str:
+    """A template of ``templates/`` with its content; text is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
