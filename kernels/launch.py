@@ -36,11 +36,20 @@ DTYPES = tuple(INPUT_PRECISION)
 
 
 class Config(NamedTuple):
-    """How a kernel is built: a named tile width (or 0), warps a program, stages of a pipelined loop."""
+    """How a kernel is built: a named tile width (or 0), warps a program, stages of a pipelined loop; registers a
+    thread, if it is not the assembler's choice; whether narrow tiles were seen right on a GPU (see `environment`)."""
 
     block: int
     warps: int
     stages: int
+    registers: int | None = None
+    seen_right: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Triton's names for it."""
+        named = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": ENABLE_FP_FUSION}
+        return named if self.registers is None else {**named, "maxnreg": self.registers}
 
 
 class Launch(NamedTuple):
@@ -109,9 +118,8 @@ def _launch(
     key = (id(kernel), index, config, *constants.values(), *map(_kind, args))
     built = _built.get(key)
     if built is None:
-        options = {"num_warps": config.warps, "num_stages": config.stages, "enable_fp_fusion": ENABLE_FP_FUSION}
-        with _set(environment(constants)):
-            binary = kernel[(programs,)](*args, **constants, **options)
+        with _set(environment(constants, config)):
+            binary = kernel[(programs,)](*args, **constants, **config.options)
         _built[key] = binary, tuple(constants[name] for name in kernel.arg_names[len(args) :]), kernel
     else:
         binary, tail, _ = built
@@ -163,16 +171,18 @@ TILES = ("BK", "BV", "BLOCK", "ROWS", "R")
 """Constants of kernels that are widths of tiles."""
 
 
-def environment(constants: Mapping[str, Any]) -> dict[str, str]:
-    """Variables that Triton compiles under, by a kernel's constants.
+def environment(constants: Mapping[str, Any], config: Config) -> dict[str, str]:
+    """Variables that Triton compiles under, by a kernel's constants and how it is built.
 
-    Products of float32 operands with a tile narrower than 64 do without Hopper's warpgroup instructions: Triton 3.6
-    reads outside of shared memory for tiles whose rows are 64 bytes (and for some that are 128, with eight warps), and
-    gives wrong numbers or a fault. Wide tiles have them: without, kernels spill ten times as much.
+    Products with a tile narrower than 64 do without Hopper's warpgroup instructions if they are of float32 operands, or
+    if a program has eight warps and its kernel was not seen right with them: Triton 3.6 reads outside of shared memory
+    there (seen for tiles whose rows are 64 bytes, and for some of 128), and gives wrong numbers or a fault. Wide tiles
+    of float32 have them: without, kernels spill ten times as much.
     """
     wide = constants.get("STAGE") == triton.language.float32 or constants.get("PRECISION") == "tf32x3"
     narrow = any(constants.get(name, 64) < 64 for name in TILES)
-    return {"DISABLE_MMA_V3": "1"} if wide and narrow else {}
+    risky = wide or (config.warps >= 8 and not config.seen_right)
+    return {"DISABLE_MMA_V3": "1"} if narrow and risky else {}
 
 
 @contextlib.contextmanager

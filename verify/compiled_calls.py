@@ -184,11 +184,7 @@ def _plan(launch: Any, label: str, arch: int) -> Plan:
     from triton.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    kernel, backend = launch.kernel, make_backend(target(arch))
-    options = {
-        "num_warps": launch.config.warps, "num_stages": launch.config.stages,
-        "enable_fp_fusion": resolve("linattest.kernels.launch:ENABLE_FP_FUSION"),
-    }  # fmt: skip
+    kernel, backend, options = launch.kernel, make_backend(target(arch)), launch.config.options
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialisation, _ = binder(*launch.args, **launch.constants, **options)
     given = {**launch.constants, **options, "debug": False}
@@ -198,8 +194,8 @@ def _plan(launch: Any, label: str, arch: int) -> Plan:
     return Plan(
         kernel=f"{kernel.__module__}:{kernel.__name__}", call=label, arch=arch, signature=signature,
         constants=constants, attributes=attributes, config=" ".join(shown),
-        options={name: getattr(parsed, name) for name in (*options, "maxnreg")},
-        environment=resolve("linattest.kernels.launch:environment")(launch.constants),
+        options={name: getattr(parsed, name) for name in {**options, "maxnreg": None}},
+        environment=resolve("linattest.kernels.launch:environment")(launch.constants, launch.config),
     )  # fmt: skip
 
 
