@@ -221,8 +221,12 @@ def _step_backward(
     dcount: Tensor | None, dreference: Tensor | None, dmean: Tensor | None, dscatter: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     inputs = (q, k, lam, cov_g, weight, count, reference, mean, scatter)
-    *_, records = _forward(*inputs, None)
-    return covariance_backward.gradients(inputs, None, records, (do, dcount, dreference, dmean, dscatter))  # type: ignore[return-value]
+    # in float32, as the step itself: nothing is rounded to the inputs' type on the way
+    wide = tuple(None if x is None else x.float() for x in inputs)
+    *_, records = _forward(*wide, None)  # type: ignore[arg-type]
+    upstream = (None if do is None else do.float(), dcount, dreference, dmean, dscatter)
+    found = covariance_backward.gradients(wide, None, records, upstream)
+    return tuple(d if x is None else d.to(x.dtype) for x, d in zip(inputs, found, strict=True))  # type: ignore[return-value]
 
 
 STEP = Operation("covariance_contract_step", _step, _step_backward, tensors=9, public=5)

@@ -65,7 +65,7 @@ def _gradients(
     o, state = function(**leaves, **options)
     random = torch.Generator().manual_seed(5)
     results = [o[:, : None if offsets is None else offsets[-1]], *(state if final else ())]
-    upstream = [torch.randn(y.shape, generator=random).to(DEVICE, y.dtype) for y in results]
+    upstream = [torch.randn(y.shape, generator=random).bfloat16().to(DEVICE, y.dtype) for y in results]
     pairs = [(y, g) for y, g in zip(results, upstream, strict=True) if y.requires_grad]
     named = {n: x for n, x in leaves.items() if not isinstance(x, tuple)}
     if "initial_state" in leaves:
@@ -133,6 +133,14 @@ def test_a_count_that_has_faded_away_leaves_finite_gradients() -> None:
 def test_one_token_has_the_gradients_of_a_sequence_of_one() -> None:
     errors = _errors(_draw(2, 1, 2, 5, N=2), form="step")
     assert max(errors.values()) < BUDGET[torch.float32], errors
+
+
+def test_a_token_of_narrow_inputs_rounds_nothing_on_the_way() -> None:
+    drawn = _draw(2, 1, 2, 5, N=2)
+    drawn["cov_g"] = torch.full_like(drawn["lam"], -0.5)
+    drawn |= {name: drawn[name].bfloat16() for name in ("q", "k", "lam", "cov_g")}
+    errors = _errors(drawn, form="step")
+    assert max(errors[name] for name in covariance_contract.CovState._fields) < BUDGET[torch.float32], errors
 
 
 def test_nothing_is_read_behind_the_last_sequence() -> None:
