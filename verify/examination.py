@@ -25,7 +25,7 @@ from linattest.verify.sensitivity import Sensitivity, run_copies, sensitivity
 from linattest.verify.spec import Operator, Variant
 from linattest.verify.subject import Subject
 from linattest.verify.subjects import device_of
-from linattest.verify.tolerance import ORACLE_MARGIN, accumulation, smallest_subnormal, unit_roundoff
+from linattest.verify.tolerance import ORACLE_MARGIN, STEP, accumulation, smallest_subnormal, unit_roundoff
 
 Array = NDArray[np.float64]
 
@@ -73,6 +73,19 @@ class Examination:
         return sensitivity(self.operator, self.reckoned, backward=self.batch.case.gradient, form=form)
 
     @cached_property
+    def whole_roundoffs(self) -> Sensitivity | None:
+        """The movement by roundoffs of the accumulation type itself, not scaled up from smaller ones: what is lost to
+        second order, as a square that should be 0. ``None`` where that is no finite movement, or none of float64."""
+        step = unit_roundoff(accumulation(self.batch.case.dtype))
+        if step < STEP:
+            return None
+        form, backward = "chunk" if self.substituted else "", self.batch.case.gradient
+        try:
+            return sensitivity(self.operator, self.reckoned, backward=backward, form=form, step=step)
+        except (ArithmeticError, RuntimeError):  # RuntimeError: a moved matrix that is no longer definite
+            return None
+
+    @cached_property
     def truth(self) -> Truth:
         """The oracle's enclosure of the outputs."""
         if self.substituted:
@@ -107,13 +120,18 @@ class Examination:
         inner = name.removeprefix("d ")
         return case.dtype if inner == "o" or inner in self.batch.tensors else accumulation(case.dtype)
 
-    def wanted(self, name: str, variant: Variant) -> Wanted:
-        """Exact value (for gradients: the certified float64 reference) and unavoidable error."""
+    def wanted(self, name: str, variant: Variant, *, whole: bool = False) -> Wanted:
+        """Exact value (for gradients: the certified float64 reference) and unavoidable error; if ``whole``, no less
+        than ``whole_roundoffs`` has."""
         estimate = self._estimate(name)
         hi, lo = (self.truth.hi[name], self.truth.lo[name]) if name in self.truth.hi else (estimate.hi, estimate.lo)
         rms = self.sensitivity.kappa_rms(name, estimate.head_axis)
-        term = self.term(name, variant)
-        return Wanted(hi, lo, estimate.kappa, term.most, estimate.head_axis, rms, term.rms)
+        term, kappa = self.term(name, variant), estimate.kappa
+        if whole and self.whole_roundoffs is not None:
+            kappa = np.fmax(kappa, self.whole_roundoffs.kappa(name))
+            more = self.whole_roundoffs.kappa_rms(name, estimate.head_axis)
+            rms = rms if rms is None or more is None else np.fmax(rms, more)
+        return Wanted(hi, lo, kappa, term.most, estimate.head_axis, rms, term.rms)
 
     def staged(self, name: str, variant: Variant) -> Array:
         """What a variant's staged operands may lose of every element of one output."""

@@ -92,15 +92,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class Bench(Examination):
     """A case that is judged many times: what is wanted is worked out once, and no direction is certified."""
 
-    def wanted(self, name: str, variant: Variant) -> Wanted:
+    def wanted(self, name: str, variant: Variant, *, whole: bool = False) -> Wanted:
         """As for any examination."""
-        key = (name, variant.name)
+        key = (name, variant.name, whole)
         if key not in self._wanted:
-            self._wanted[key] = super().wanted(name, variant)
+            self._wanted[key] = super().wanted(name, variant, whole=whole)
         return self._wanted[key]
 
     @cached_property
-    def _wanted(self) -> dict[tuple[str, str], Wanted]:
+    def _wanted(self) -> dict[tuple[str, str, bool], Wanted]:
         return {}
 
     @cached_property

@@ -64,19 +64,19 @@ def head_rms(shifts: Array, head_axis: int) -> Array | None:
     return np.sqrt(np.mean(shifts * shifts, axis=within))
 
 
-def sensitivity(operator: Operator, batch: Batch, *, backward: bool, form: str = "") -> Sensitivity:
+def sensitivity(operator: Operator, batch: Batch, *, backward: bool, form: str = "", step: float = STEP) -> Sensitivity:
     """Measure it: a run of the reference (or of another ``form``) as it is, and runs of ``PATTERNS`` moved copies."""
     base = run_copies(operator, batch, 1, backward, moved=False, form=form)[0]
     copies: list[Outcome] = []
     while len(copies) < PATTERNS:
         size = min(PATTERNS - len(copies), group_size(batch, backward, form))
-        copies += run_copies(operator, batch, size, backward, moved=True, turn=len(copies), form=form)
+        copies += run_copies(operator, batch, size, backward, moved=True, turn=len(copies), form=form, step=step)
     values = {name: _array(x) for name, x in base.values.items()}
-    scale = unit_roundoff(accumulation(batch.case.dtype)) / STEP
+    scale = unit_roundoff(accumulation(batch.case.dtype)) / step
     for name, x in values.items():
         if np.isfinite(x).all() and not all(bool(c[name].isfinite().all()) for c in copies):
             raise ArithmeticError(
-                f"the float64 reference's {name} is not finite after moves of 2**{int(np.log2(STEP))}: this input is "
+                f"the float64 reference's {name} is not finite after moves of 2**{int(np.log2(step))}: this input is "
                 "too ill-conditioned for an error to be judged"
             )
     shifts = {name: scale * (np.stack([_array(c[name]) for c in copies]) - x) for name, x in values.items()}
@@ -107,6 +107,7 @@ def run_copies(
     caller: Caller | None = None,
     form: str = "",
     dtype: str = "float64",
+    step: float = STEP,
 ) -> list[Outcome]:
     """One float64 run of the reference on copies stacked along the heads, cut apart again; on the batch's device, with
     results on the CPU.
@@ -117,7 +118,7 @@ def run_copies(
     rng = generator(batch.case, f"signs {turn}") if moved else None
 
     def stack(x: torch.Tensor, axis: int) -> torch.Tensor:
-        return torch.cat([_move(x.to(TORCH_DTYPES[dtype]), rng) for _ in range(copies)], dim=axis)
+        return torch.cat([_move(x.to(TORCH_DTYPES[dtype]), rng, step) for _ in range(copies)], dim=axis)
 
     tensors = {name: stack(x, 2) for name, x in batch.tensors.items()}
     axes = {f"state.{x.name}": x.head_axis for x in operator.states}
@@ -132,11 +133,11 @@ def run_copies(
         if option.differentiable and isinstance(value, float):
             one = torch.tensor([value], dtype=TORCH_DTYPES[dtype], device=device_of(batch))
             heads = batch.case.structure.shape(option.shape)
-            options[option.name] = torch.cat([_move(one, rng).expand(heads) for _ in range(copies)])
+            options[option.name] = torch.cat([_move(one, rng, step).expand(heads) for _ in range(copies)])
     stacked = Batch(_widened(batch.case, copies, dtype), tensors, state, options, cotangents, batch.cu_seqlens)
     accumulate = accumulation(batch.case.dtype)
-    tiny = smallest_normal(accumulate) * STEP / unit_roundoff(accumulate)
-    with RandomRounding(int(rng.integers(2**31)), tiny) if rng is not None else nullcontext():
+    tiny = smallest_normal(accumulate) * step / unit_roundoff(accumulate)
+    with RandomRounding(int(rng.integers(2**31)), tiny, step) if rng is not None else nullcontext():
         variant = operator.variant(form or operator.reference)
         outcome = run(operator, variant, stacked, backward=backward, caller=caller)
     return _cut(outcome, copies, options, axes)
@@ -162,12 +163,12 @@ def _widened(case: Case, copies: int, dtype: str) -> Case:
     return msgspec.structs.replace(case, structure=structure, dtype=dtype)
 
 
-def _move(x: torch.Tensor, rng: np.random.Generator | None) -> torch.Tensor:
-    """Every element times 1 + STEP or 1 - STEP; unchanged without a generator."""
+def _move(x: torch.Tensor, rng: np.random.Generator | None, step: float) -> torch.Tensor:
+    """Every element times 1 + step or 1 - step; unchanged without a generator."""
     if rng is None:
         return x
     signs = torch.from_numpy(rng.integers(0, 2, tuple(x.shape)) * 2.0 - 1.0)
-    return x * (1 + STEP * signs.to(x.device))
+    return x * (1 + step * signs.to(x.device))
 
 
 def _array(x: torch.Tensor) -> Array:

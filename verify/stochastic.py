@@ -42,10 +42,12 @@ class RandomRounding(TorchDispatchMode):
     Args:
         seed: of the signs; equal seeds and equal operations give equal bits.
         tiny: absolute movement of nonzero results.
+        step: relative movement.
     """
 
-    def __init__(self, seed: int, tiny: float) -> None:
+    def __init__(self, seed: int, tiny: float, step: float = STEP) -> None:
         super().__init__()
+        self.step = step
         self.offsets = random.Random(seed)
         self.tiny = tiny
         self.scratch = np.empty(0)
@@ -77,17 +79,17 @@ class RandomRounding(TorchDispatchMode):
             amount = np.sign(values)
             amount *= self.tiny
             amount *= signs(size)[start : start + count].reshape(values.shape)
-            values *= factors(size)[start : start + count].reshape(values.shape)
+            values *= factors(size, self.step)[start : start + count].reshape(values.shape)
             values += amount
         else:
-            values *= factors(size)[start : start + count].reshape(values.shape)
+            values *= factors(size, self.step)[start : start + count].reshape(values.shape)
         return x
 
     def _move_there(self, x: torch.Tensor, size: int, stretch: slice) -> torch.Tensor:
         """The same on a GPU, without looking whether `tiny` counts: adding it where it does not changes nothing."""
         drawn = signs_on(x.device, size)[stretch].view(x.shape)
         amount = x.sign().mul_(drawn).mul_(self.tiny)
-        return x.mul_(drawn.mul(STEP).add_(1.0)).add_(amount)
+        return x.mul_(drawn.mul(self.step).add_(1.0)).add_(amount)
 
     def _tiny_counts(self, values: NDArray[np.float64]) -> bool:
         """Whether a number other than 0 is so small that `tiny` is not below half its last digit."""
@@ -118,6 +120,6 @@ def signs_on(device: torch.device, count: int) -> torch.Tensor:
 
 
 @cache
-def factors(count: int) -> NDArray[np.float64]:
-    """1 + STEP or 1 - STEP, with the signs of `signs`."""
-    return 1.0 + STEP * signs(count)
+def factors(count: int, step: float) -> NDArray[np.float64]:
+    """1 + step or 1 - step, with the signs of `signs`."""
+    return 1.0 + step * signs(count)

@@ -8,8 +8,10 @@ A case passes if, pointwise and in root mean square per head,
             *Accuracy and Stability of Numerical Algorithms*, 2nd ed., section 2.1).
 ``kappa``   how far this very output moves when every input and every intermediate result of the float64
             recurrence moves by the unit roundoff of the *accumulation* type, and by its smallest normal
-            number (a machine may flush subnormals to zero): sensitivity.py. Perturbing by the roundoff of
-            bfloat16 *inputs* would hide a 5% error of scale; inputs are exact once quantised.
+            number (a machine may flush subnormals to zero): sensitivity.py. What fails is looked at again
+            with steps of that roundoff itself instead of smaller ones scaled up: these do not show second
+            orders, as the square of a rounding where 0 is right. Perturbing by the roundoff of bfloat16
+            *inputs* would hide a 5% error of scale; inputs are exact once quantised.
 ``staged``  named terms for low-precision operands inside an implementation, measured (zero for ours).
             In root mean square a term is what its samples have in that measure, not that of pointwise bounds.
 ``30``      LAPACK's threshold for test ratios (LAPACK Working Note 41, section 7).

@@ -2,20 +2,25 @@
 
 import dataclasses
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from linattest.impls import linear
-from linattest.verify import registry, sensitivity
+from linattest.verify import examine, registry, sensitivity
+from linattest.verify.examination import Examination
 from linattest.verify.inputs import Batch, Case, Structure, build
 from linattest.verify.sensitivity import Sensitivity
 from linattest.verify.spec import Operator, Variant
 from linattest.verify.stochastic import RandomRounding
+from linattest.verify.subjects import provide, resolve, run
 from linattest.verify.tolerance import PATTERNS, THRESHOLD, unit_roundoff
 
 LINEAR = registry.operator("linear")
+
+COVARIANCE = registry.operator("covariance_contract")
 
 
 def sizes(found: Sensitivity) -> dict[str, float]:
@@ -90,3 +95,26 @@ def test_on_a_gpu_results_move_by_the_same_bits_as_on_a_cpu():
     start = there.offsets.randrange((1 << 20) - x.numel())
     assert torch.equal(there._move_there(x.clone(), 1 << 20, slice(start, start + x.numel())), moved)
     assert bool((moved[1:] != x[1:]).any()) and bool((moved[0] == 0).all())
+
+
+@pytest.mark.parametrize(("by", "status"), [(1e-15, "pass"), (1e-12, "fail")])
+def test_what_is_lost_to_second_order_is_unavoidable(by: float, status: str):
+    """Where no key has a component but for its rounding, an entry of the scatter is the square of a rounding: 1e-15 in
+    float32. Steps of 2**-36, scaled up, say 4e-19."""
+    right = resolve(COVARIANCE.variant("chunk").function)
+
+    def off(*x: torch.Tensor, **given: Any) -> Any:
+        o, state = right(*x, **given)
+        last = torch.zeros_like(state.scatter)
+        last[..., 15, 15] = by
+        return o, state._replace(scatter=state.scatter + last)
+
+    provide("tests:off", off)
+    structure = Structure(T=15, K=16, V=16, initial_state=True)
+    case = Case(operator="covariance_contract", structure=structure, dtype="float32", family="orthogonal", seed=2,
+                options={"forgetting": True}, gradient=False)  # fmt: skip
+    examination = Examination(COVARIANCE, build(COVARIANCE, case))
+    variant = dataclasses.replace(COVARIANCE.variant("chunk"), function="tests:off")
+    assert examine._judge(examination, variant, "forward").status == status
+    outcome = run(COVARIANCE, variant, examination.batch.copy())
+    assert max(v.ratio for v in examine._forward(examination, variant, outcome, whole=False)) > 100
