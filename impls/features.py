@@ -69,6 +69,7 @@ def norm(x: Tensor) -> Tensor:
     largest = torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1, keepdim=True)
     y = x / torch.where(largest == 0, 1, largest)
     scaled = y / torch.where(largest == 0, 1, torch.linalg.vector_norm(y, dim=-1, keepdim=True))
+    scaled = torch.where(largest == 0, 0, scaled)  # not y / 1, whose gradient is not 0
     return torch.where(plain, x / torch.where(plain, length, 1), scaled)
 
 

@@ -42,3 +42,16 @@ def test_the_shorter_formulas_lose_them(short):
     x = torch.tensor([-40.0, 22.0], dtype=torch.float64)
     wanted = torch.tensor([float(mpmath.exp(-40)), 22 + float(mpmath.log1p(mpmath.exp(-22)))], dtype=torch.float64)
     assert bool(((short(x) - wanted).abs() > 1e-12 * wanted).any())
+
+
+@pytest.mark.parametrize("others", [[3.0, 4.0], [1e-300, 0.0]], ids=["usual", "tiny"])
+def test_a_row_of_zeros_is_normalised_to_zeros_with_no_gradient(others: list[float]):
+    """Whatever its neighbours hold, whose gradient is the projection off their direction, over their length."""
+    x = torch.tensor([[0.0, 0.0], others], dtype=torch.float64, requires_grad=True)
+    y = features.norm(x)
+    (gradient,) = torch.autograd.grad(y, x, torch.tensor([[1.0, 2.0], [1.0, 2.0]], dtype=torch.float64))
+    assert y[0].tolist() == [0.0, 0.0] and gradient[0].tolist() == [0.0, 0.0]
+    unit = torch.tensor(others, dtype=torch.float64) / (length := max(others) if others[1] == 0 else 5.0)
+    cotangent = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    wanted = (cotangent - unit * (unit @ cotangent)) / length
+    assert torch.allclose(gradient[1], wanted, rtol=1e-14, atol=0)
