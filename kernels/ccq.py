@@ -6,7 +6,8 @@ Two operations one after the other: `covariance_contract`, then the backbone's o
 for bit the backbone's, and so is o_t where lam_t = 0. q~ is handed over in q's dtype: one rounding beyond those of
 the two.
 
-Any backbone that has kernels here; another one, or a normalised one, is refused by name.
+VLA's denominator reads with q itself. Any backbone that has kernels here; another one, or normalised linear attention,
+is refused by name.
 
 Source: [CCQ], section 2.
 """
@@ -28,7 +29,7 @@ from linattest.kernels.covariance_contract import CovState
 BACKBONES = ("linear", "gla", "delta_net", "gated_delta_net", "vla")
 """Each is a module of this package, with `chunk` and `step`, as soon as it is there."""
 
-NOT_GIVEN = ("q", "k", "v", "initial_state", "output_final_state", "cu_seqlens", "validate")
+NOT_GIVEN = ("q", "k", "v", "read", "initial_state", "output_final_state", "cu_seqlens", "validate")
 """What a backbone's functions take and CCQ passes on itself."""
 
 
@@ -61,14 +62,15 @@ def chunk(
     name. `initial_state` is CCQState(CovState, the backbone's state). Returns o [B, T, HV, V] in v's dtype and the
     final state (None unless `output_final_state`).
 
-    Raises NotImplementedError for a backbone without kernels, and for `normalizer`: its denominator reads with q.
+    Raises NotImplementedError for a backbone without kernels, and for `normalizer` of linear attention.
     `validate` as in `covariance_contract.chunk`.
     """
     module = _module(backbone, backbone_args)
     cov, memory = _parts(initial_state)
     options = {"cu_seqlens": cu_seqlens, "output_final_state": output_final_state, "validate": validate}
     clean, cov = covariance_contract.chunk(q, k, lam, cov_g=cov_g, weight=weight, initial_state=cov, **options)
-    o, memory = module.chunk(clean, k, v, **backbone_args, scale=scale, initial_state=memory, **options)
+    read = _reading(backbone, q, clean, scale)
+    o, memory = module.chunk(k=k, v=v, **read, **backbone_args, initial_state=memory, **options)
     return o, CCQState(cov, memory) if cov is not None else None
 
 
@@ -90,7 +92,8 @@ def step(
     module = _module(backbone, backbone_args)
     cov, memory = _parts(initial_state)
     clean, cov = covariance_contract.step(q, k, lam, cov_g=cov_g, weight=weight, initial_state=cov, validate=validate)
-    o, memory = module.step(clean, k, v, **backbone_args, scale=scale, initial_state=memory, validate=validate)
+    read = _reading(backbone, q, clean, scale)
+    o, memory = module.step(k=k, v=v, **read, **backbone_args, initial_state=memory, validate=validate)
     return o, CCQState(cov, memory)
 
 
@@ -105,9 +108,10 @@ def _module(backbone: str, given: dict[str, Any]) -> Any:
     for x, default in takes.items():
         if x not in given and default is inspect.Parameter.empty:
             raise TypeError(f"{x} is missing: ccq with backbone {backbone!r} needs it")
-    if given.get("normalizer", takes.get("normalizer")):
+    if backbone == "linear" and given.get("normalizer"):
         raise NotImplementedError(
-            "normalizer is True: its denominator reads with q itself, which no kernel does yet: use linattest.impls.ccq"
+            "normalizer is True: its denominator reads with q itself, which no kernel of linear attention does yet: "
+            "use linattest.impls.ccq"
         )
     return module
 
@@ -121,6 +125,15 @@ def _backbone(name: str) -> tuple[Any, dict[str, Any]]:
     module = importlib.import_module(path)
     given = {*NOT_GIVEN, "scale"}
     return module, {n: p.default for n, p in inspect.signature(module.chunk).parameters.items() if n not in given}
+
+
+def _reading(backbone: str, q: Tensor, clean: Tensor, scale: float | None) -> dict[str, Any]:
+    """What a backbone reads with, and the output's scale, which VLA has not."""
+    if backbone != "vla":
+        return {"q": clean, "scale": scale}
+    if scale is not None and arguments.check_number("scale", scale) != 1:
+        raise ValueError(f"scale is {scale}, expected None (or 1): VLA has no output scale")
+    return {"q": q, "read": clean}
 
 
 def _parts(state: Any) -> tuple[Any, Any]:

@@ -58,7 +58,7 @@ def _normalised(options: Any) -> bool:
     return options["backbone"] in ("linear", "vla") and options["normalizer"]
 
 
-IN_KERNELS = {"backbone": ("linear", "gla", "delta_net", "gated_delta_net"), "normalizer": (False,)}
+IN_KERNELS = {"backbone": ("linear", "gla", "delta_net", "gated_delta_net", "vla"), "normalizer": (False,)}
 """What kernels are there for."""
 
 OPERATOR = Operator(
@@ -111,6 +111,7 @@ OPERATOR = Operator(
         {"backbone": "gla"},
         {"backbone": "gated_delta_net"},
         {"backbone": "vla", "normalizer": True},
+        {"backbone": "vla"},
         {"backbone": "delta_net", "scale": -2.0},
         {"backbone": "gated_delta_net", "forgetting": True, "weighted": True},
         {"backbone": "gla", "gate": "channel", "weighted": True},

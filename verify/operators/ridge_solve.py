@@ -18,7 +18,7 @@ from typing import Any
 
 from linattest.verify.numbers import Context
 from linattest.verify.properties.penalty import INVERSE
-from linattest.verify.spec import FEATURES, Input, Limitation, Operator, Option, State, ours
+from linattest.verify.spec import FEATURES, Input, Limitation, Operator, Option, State, kernels, ours
 
 
 def penalty(ctx: Context, head: Any) -> Any:
@@ -60,12 +60,15 @@ def definition(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
     return rows, {"M": m}
 
 
-ROUNDED_PENALTY = Limitation(
-    variant="step",
-    dtypes=("float32", "bfloat16", "float16"),
-    families=("strong_penalty",),
-    why="the state M is handed over in float32: once its rounding is larger than lam0 (M above 2^24 lam0), lam0 I + M "
-    "may not be positive definite, and the tokens after it are NaN",
+ROUNDED_PENALTY = tuple(
+    Limitation(
+        variant=variant,
+        dtypes=("float32", "bfloat16", "float16"),
+        families=("strong_penalty",),
+        why="the state M is handed over in float32: once its rounding is larger than lam0 (M above 2^24 lam0), lam0 I "
+        "+ M may not be positive definite, and the tokens after it are NaN",
+    )
+    for variant in ("step", "triton-step")
 )
 """Of every decode step that carries a penalty matrix."""
 
@@ -82,8 +85,11 @@ OPERATOR = Operator(
     options=(Option(name="lam0", default=0.1, differentiable=True),),
     grid=({}, {"lam0": 1e-3}, {"lam0": 10.0}),
     families=("random", "duplicate", "coherent", "orthogonal", "one_direction", "zeros", "captured", "strong_penalty"),
-    variants=ours("ridge_solve", "recurrent", "chunk", "step", supports=FEATURES - {"grouped"}),
+    variants=(
+        *ours("ridge_solve", "recurrent", "chunk", "step", supports=FEATURES - {"grouped"}),
+        *kernels("ridge_solve", supports=FEATURES - {"grouped"}),
+    ),
     properties=(INVERSE,),
-    limitations=(ROUNDED_PENALTY,),
-    reading=("impls/ridge_solve.py", "verify/properties/penalty.py"),
+    limitations=ROUNDED_PENALTY,
+    reading=("impls/ridge_solve.py", "kernels/ridge_rule.py", "verify/properties/penalty.py"),
 )

@@ -28,7 +28,7 @@ from typing import Any
 from linattest.verify.numbers import Context, unit
 from linattest.verify.operators.ridge_solve import ROUNDED_PENALTY
 from linattest.verify.properties.penalty import BOUNDED_STATE, DELTA_NET, ENERGY_NORM, SPECTRAL_NORM
-from linattest.verify.spec import FEATURES, Input, Limitation, Operator, Option, State, ours
+from linattest.verify.spec import FEATURES, Input, Limitation, Operator, Option, State, kernels, ours
 
 
 def oracle(ctx: Context, head: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -95,10 +95,13 @@ OPERATOR = Operator(
         "random", "duplicate", "coherent", "orthogonal", "one_direction", "zeros", "tiny", "huge", "subnormal",
         "captured", "strong_penalty",
     ),
-    variants=ours("vla", "recurrent", "chunk", "scan", "step", supports=FEATURES - {"grouped"}),
+    variants=(
+        *ours("vla", "recurrent", "chunk", "scan", "step", supports=FEATURES - {"grouped"}),
+        *kernels("vla", supports=FEATURES - {"grouped"}),
+    ),
     properties=(BOUNDED_STATE, ENERGY_NORM, SPECTRAL_NORM, DELTA_NET),
     limitations=(
-        ROUNDED_PENALTY,
+        *ROUNDED_PENALTY,
         *(
         Limitation(
             variant=variant,
@@ -111,6 +114,17 @@ OPERATOR = Operator(
         )
         for variant in ("chunk", "scan")
         ),
+        Limitation(
+            variant="triton",
+            dtypes=("float32",),
+            families=("one_direction", "duplicate"),
+            most=300.0,
+            rare=True,
+            why="as of the chunk form in float64: a kernel's sums of float32 inputs have no spare digits",
+        ),
     ),
-    reading=("impls/vla.py", "impls/ridge_solve.py", "impls/delta_scan.py", "verify/properties/penalty.py"),
+    reading=(
+        "impls/vla.py", "impls/ridge_solve.py", "impls/delta_scan.py", "kernels/vla_rule.py", "kernels/ridge_rule.py",
+        "verify/properties/penalty.py",
+    ),
 )  # fmt: skip
