@@ -63,7 +63,7 @@ TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
     "fenwick_outputs": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(16 * 128, 8, 1)}},
     "fenwick_final": {(9, 0): {2: Row(64 * 128, 4, 1), 4: Row(16 * 128, 8, 1)}},
     "fenwick_gather": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
-    "fenwick_carry": {(9, 0): {2: Row(64 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
+    "fenwick_carry": {(9, 0): {2: Row(16 * 128, 4, 1), 4: Row(16 * 128, 8, 1)}},
     "fenwick_gradients": {(9, 0): {2: Row(64 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
     "fenwick_step": {(9, 0): {2: Row(32 * 128, 4, 1), 4: Row(32 * 128, 4, 1)}},
     "fenwick_leaves": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},

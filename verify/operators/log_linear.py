@@ -26,7 +26,7 @@ from typing import Any
 from linattest.verify.numbers import Context
 from linattest.verify.properties.reductions import MASK_FORM, UNIT_WEIGHTS
 from linattest.verify.signature import Input, Option, State, option_is
-from linattest.verify.spec import Operator, ours
+from linattest.verify.spec import Operator, kernels, ours
 
 
 def level(t: int, s: int) -> int:
@@ -118,7 +118,14 @@ OPERATOR = Operator(
     ),
     grid=({}, {"delta": True}, {"scale": -2.0}, {"delta": True, "scale": 1.0}),
     families=("random", "duplicate", "coherent", "orthogonal", "zeros", "subnormal", "captured"),
-    variants=ours("log_linear", "recurrent", "chunk", "step"),
+    variants=(*ours("log_linear", "recurrent", "chunk", "step"), *kernels("log_linear")),
     properties=(UNIT_WEIGHTS, MASK_FORM),
-    reading=("impls/log_linear.py", "impls/fenwick_scan.py", "impls/level_weights.py"),
+    reading=(
+        "impls/log_linear.py",
+        "impls/fenwick_scan.py",
+        "impls/level_weights.py",
+        "kernels/log_linear.py",
+        "kernels/fenwick_scan.py",
+        "kernels/fenwick_delta.py",
+    ),  # fmt: skip
 )

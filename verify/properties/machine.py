@@ -53,13 +53,14 @@ def nan_contained(probe: Probe) -> Iterator[Finding]:
     if s.T == 0 or s.H < 2:
         return
     t = s.T - 1
+    before = 0 if batch.state is None or "position" not in batch.state else int(batch.state["position"][0])
+    edge = max(0, (before + t) // CHUNK * CHUNK - before)  # chunks are aligned to the position, if there is one
     # gates and rates refuse NaN by contract
     for name in (x.name for x in probe.operator.inputs_of(batch.options) if x.domain not in FINITE):
         poisoned = batch.tensors[name].clone()
         poisoned[0, t, 0] = float("nan")
         o = probe.run(batch.with_(tensors={**batch.tensors, name: poisoned}))["o"]
         yield probe.same_bits(o[:, :, s.group :], probe.outcome["o"][:, :, s.group :], f"other heads, NaN in {name}")
-        edge = t // CHUNK * CHUNK
         if batch.cu_seqlens is None:
             yield probe.same_bits(o[:, :edge], probe.outcome["o"][:, :edge], f"earlier chunks, NaN in {name}")
         seen = bool(torch.isnan(o[0, t, 0]).any()) or batch.cu_seqlens is not None
