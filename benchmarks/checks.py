@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.common import no_synchronisation
 from benchmarks.gate import gradients
-from benchmarks.workloads import Tensors, Workload
+from benchmarks.workloads import Tensors, Workload, first_of
 
 if TYPE_CHECKING:
     from benchmarks.measure import Run
@@ -30,7 +30,7 @@ def check(
     *, thorough: bool,
 ) -> None:  # fmt: skip
     """All checks of one length, each a row; ``thorough``: the repeated runs."""
-    tokens = inputs["q"].shape[1]
+    tokens = first_of(inputs).shape[1]
 
     def row(what: str, ok: bool, value: Any = None) -> None:
         run.add("checks", workload, what=what, tokens=tokens, ok=ok, value=value)

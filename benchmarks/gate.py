@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import resolve
-from benchmarks.workloads import Tensors, Workload, call
+from benchmarks.workloads import Tensors, Workload, call, first_of
 
 FACTOR = 3.0
 """One rounding of the inputs, and one of an operand of each of two products."""
@@ -52,12 +52,14 @@ def chosen_heads(x: Tensor) -> Tensor:
 
 def wanted(workload: Workload, inputs: Tensors, cotangent: Tensor | None) -> Wanted:
     """The reference's answer, with gradients if there is a cotangent [B, T, H, D]."""
-    heads = chosen_heads(inputs["q"])
+    heads = chosen_heads(first_of(inputs))
     some = {name: x.detach().index_select(2, heads) for name, x in inputs.items()}
     do = None if cotangent is None else cotangent.index_select(2, heads).double()
     right = _reference(workload, {name: x.double() for name, x in some.items()}, do)
     moved = _reference(workload, _rounded_again(some), do)
-    limits = {name: FACTOR * (_rms(moved[name] - y) + UNIT[inputs["q"].dtype] * _rms(y)) for name, y in right.items()}
+    limits = {
+        name: FACTOR * (_rms(moved[name] - y) + UNIT[first_of(inputs).dtype] * _rms(y)) for name, y in right.items()
+    }
     return Wanted(heads, right, limits)
 
 

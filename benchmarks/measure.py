@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks import gate, peers
 from benchmarks.checks import check
 from benchmarks.common import BLOCK_MS, Call, Timer, median, per_call, resolve
-from benchmarks.workloads import Shape, Tensors, Workload, call, output_of
+from benchmarks.workloads import Shape, Tensors, Workload, call, first_of, output_of
 from linattest.verify.poison import poisoned
 
 Direction = Literal["forward", "forward+backward"]
@@ -120,7 +120,7 @@ def _gate(
     cotangent = cotangent_of(workload, inputs)
     want = gate.wanted(workload, inputs, cotangent if backward else None)
     passed: dict[tuple[str, str], bool] = {}
-    tokens = inputs["q"].shape[1]
+    tokens = first_of(inputs).shape[1]
     for name, function in candidates.items():
         for direction in directions:
 
@@ -142,7 +142,7 @@ def _gate(
 
 def cotangent_of(workload: Workload, inputs: Tensors) -> Tensor:
     """The gradient that comes from above: [B, T, H, D] as the output."""
-    x = inputs.get("v", inputs["q"])
+    x = inputs.get("v", first_of(inputs))
     return torch.randn(x.shape, generator=torch.Generator(x.device).manual_seed(7), device=x.device).to(x.dtype)
 
 
@@ -156,7 +156,7 @@ def runner(function: Function, sets: Sequence[Tensors], direction: Direction) ->
 
         return forward
     leaves = [{name: x.detach().requires_grad_() for name, x in inputs.items()} for inputs in sets]
-    q = sets[0]["q"]  # of the output's shape: K = V
+    q = first_of(sets[0])  # of the output's shape: K = V
     upstream = torch.randn(q.shape, device=q.device).to(q.dtype)
 
     def both(i: int) -> object:

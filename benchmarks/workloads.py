@@ -141,6 +141,7 @@ WORKLOADS = (
     Workload("linear", "", _QKV),
     Workload("delta_scan", "", {"q": _real, "erase": _erase, "write": _write, "v": _real}),
     Workload("covariance_contract", "", {"q": _unit_feature, "k": _unit_feature, "lam": _rate}, attention=False),
+    Workload("ridge_solve", "", {"x": _feature, "u": _direction}, {"lam0": 0.1}, attention=False),
     Workload("vla", "", {"q": _feature, "k": _feature, "v": _real, "u": _direction}),
     Workload("log_linear", "", _QKV | _GATE | {"level_weights": _level_weights}),
 )
@@ -150,6 +151,11 @@ WORKLOADS = (
 def output_of(answer: Any) -> Tensor:
     """The output of a function that may return its state too."""
     return answer[0] if isinstance(answer, tuple) else answer
+
+
+def first_of(inputs: Tensors) -> Tensor:
+    """The first input: q, or what is solved for; [B, T, H, D] as the output where K = V."""
+    return next(iter(inputs.values()))
 
 
 def call(function: Callable[..., Any], workload: Workload, inputs: Tensors, **more: Any) -> Any:
