@@ -167,7 +167,7 @@ def levels_of(dlam, strides, i, live, t, L, X, inner, LOG: tl.constexpr):
     apart, level = t[:, None] ^ t[None, :], tl.arange(0, 8)[None, :]
     own = tl.sum(tl.where(apart == 0, X, 0.0), axis=1)
     put_column(dlam, strides, i, live, 0, L, own)
-    for bit in tl.static_range(0, LOG):
+    for bit in tl.static_range(0, LOG):  # pyright: ignore[reportGeneralTypeIssues]  (unrolled by the compiler)
         found = tl.sum(tl.where(apart >> bit == 1, X, 0.0), axis=1)
         found += tl.sum(tl.where(level == bit + 1, inner, 0.0), axis=1)
         put_column(dlam, strides, i, live, bit + 1, L, found)

@@ -38,7 +38,7 @@ def mask_of_levels(lam, strides, i, live, t, s, L, LOG: tl.constexpr):
     """
     apart = t[:, None] ^ s[None, :]
     H = weights(lam, strides, i, live, 0, L)[:, None] + tl.zeros_like(apart).to(tl.float32)
-    for bit in tl.static_range(0, LOG):
+    for bit in tl.static_range(0, LOG):  # pyright: ignore[reportGeneralTypeIssues]  (unrolled by the compiler)
         H = tl.where(apart >> bit != 0, weights(lam, strides, i, live, bit + 1, L)[:, None], H)
     return H
 
