@@ -111,7 +111,6 @@ OPERATOR = Operator(
         {"backbone": "gla"},
         {"backbone": "gated_delta_net"},
         {"backbone": "vla", "normalizer": True},
-        {"backbone": "vla"},
         {"backbone": "delta_net", "scale": -2.0},
         {"backbone": "gated_delta_net", "forgetting": True, "weighted": True},
         {"backbone": "gla", "gate": "channel", "weighted": True},
