@@ -6,8 +6,7 @@ Two operations one after the other: `covariance_contract`, then the backbone's o
 for bit the backbone's, and so is o_t where lam_t = 0. q~ is handed over in q's dtype: one rounding beyond those of
 the two.
 
-VLA's denominator reads with q itself. Any backbone that has kernels here; another one, or normalised linear attention,
-is refused by name.
+VLA's denominator reads with q itself. Normalised linear attention is refused.
 
 Source: [CCQ], section 2.
 """
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import inspect
 from typing import Any, NamedTuple
 
@@ -27,7 +25,7 @@ from linattest.kernels import covariance_contract
 from linattest.kernels.covariance_contract import CovState
 
 BACKBONES = ("linear", "gla", "delta_net", "gated_delta_net", "vla")
-"""Each is a module of this package, with `chunk` and `step`, as soon as it is there."""
+"""Each is a module of this package, with `chunk` and `step`."""
 
 NOT_GIVEN = ("q", "k", "v", "read", "initial_state", "output_final_state", "cu_seqlens", "validate")
 """What a backbone's functions take and CCQ passes on itself."""
@@ -62,7 +60,7 @@ def chunk(
     name. `initial_state` is CCQState(CovState, the backbone's state). Returns o [B, T, HV, V] in v's dtype and the
     final state (None unless `output_final_state`).
 
-    Raises NotImplementedError for a backbone without kernels, and for `normalizer` of linear attention.
+    Raises NotImplementedError for `normalizer` of linear attention.
     `validate` as in `covariance_contract.chunk`.
     """
     module = _module(backbone, backbone_args)
@@ -119,10 +117,7 @@ def _module(backbone: str, given: dict[str, Any]) -> Any:
 @functools.cache
 def _backbone(name: str) -> tuple[Any, dict[str, Any]]:
     """A backbone's module, and what it takes beyond NOT_GIVEN and the scale: name -> default."""
-    path = f"linattest.kernels.{name}"
-    if importlib.util.find_spec(path) is None:
-        raise NotImplementedError(f"backbone is {name!r}, which has no kernels yet: use linattest.impls.ccq")
-    module = importlib.import_module(path)
+    module = importlib.import_module(f"linattest.kernels.{name}")
     given = {*NOT_GIVEN, "scale"}
     return module, {n: p.default for n, p in inspect.signature(module.chunk).parameters.items() if n not in given}
 

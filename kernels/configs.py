@@ -1,9 +1,8 @@
 """Tile sizes, kept here: no kernel is tuned at run time.
 
-Rows for bfloat16 (2 bytes) of `decay_states`, `decay_outputs`, `channel_*`, `covariance_states`, `covariance_outputs`,
-`delta_transitions`, `delta_outputs` and `delta_residuals` are the fastest, or near it, of some that were timed on an
-H200 at 128 by 128, T = 4096 and 32768. The others are what compiles with few spills; `delta_carry` and
-`delta_gradients` were timed before their kernels got the form that they have.
+Rows for bfloat16 (2 bytes) of `decay_states`, `decay_outputs`, `channel_*`, `covariance_states`, `covariance_outputs`
+and `delta_*` are the fastest, or near it, of some that were timed on an H200 at 128 by 128, T = 4096 and 32768. The
+others, and all for float32, are what compiles with few spills: not timed.
 
 A row says how many elements of a state a program keeps (its value block is what fits beside the key width), its warps
 and the stages of its pipelined loop; it is looked up by kernel, bytes of an input element and GPU. A GPU without rows

@@ -37,6 +37,7 @@ from linattest.verify.tolerance import (
     PATTERNS,
     STAGED_PATHS,
     STAGED_PATTERNS,
+    STAGED_ROW_SIGMAS,
     STAGED_SIGMAS,
     STEP,
     accumulation,
@@ -121,12 +122,12 @@ def _term(shifts: Array, head_axis: int) -> Term:
     """From samples [P, ...]: of each element ``STAGED_SIGMAS`` deviations; of a head's root mean square its mean and as
     many deviations of its own (a few roundings may move all of a head), on ``STAGED_PATHS`` paths.
 
-    The deviation of an element is its own or, if that is more, that of its row of channels: a kernel that multiplies in
+    No element has less than ``STAGED_ROW_SIGMAS`` deviations of its row of channels: a kernel that multiplies in
     another order rounds other operands, whose error has the same size in a row but other directions."""
     power = np.mean(shifts * shifts, axis=0)
-    if power.ndim > 3 and power.size:
-        power = np.maximum(power, np.mean(power, axis=-1, keepdims=True))
     most = STAGED_SIGMAS * np.sqrt(power)
+    if power.ndim > 3 and power.size:
+        most = np.maximum(most, STAGED_ROW_SIGMAS * np.sqrt(np.mean(power, axis=-1, keepdims=True)))
     each = head_rms(shifts, head_axis)
     if each is None or not shifts.size:
         return Term(most)

@@ -45,6 +45,10 @@ STAGED_SIGMAS = 8
 """How many measured deviations an element may be off by. Student's t with ``STAGED_PATTERNS`` degrees of freedom is
 beyond 8 once in 2e8 draws; a case has up to 1e7 elements."""
 
+STAGED_ROW_SIGMAS = 6.5
+"""How many deviations of its row of channels, if that is more. A row has as many samples for each channel: with 12 of
+them Student's t (384 degrees of freedom) is beyond 6.5 once in 4e9 draws."""
+
 STAGED_PATHS = 2.0**0.5
 """Root mean square of a head: a kernel may stage one more operand of the same size on each path than the chunk form."""
 

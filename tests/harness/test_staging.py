@@ -20,6 +20,7 @@ from linattest.verify.properties.handover import IDLE_STATE
 from linattest.verify.records import Record
 from linattest.verify.spec import OPERANDS, Variant
 from linattest.verify.subjects import provide, resolve
+from linattest.verify.tolerance import STAGED_ROW_SIGMAS, STAGED_SIGMAS
 
 Function = Callable[..., Any]
 
@@ -56,8 +57,8 @@ def scale_up(right: Function, by: float = 1.01) -> Function:
 
 
 def scale_up_more(right: Function) -> Function:
-    """1.5%: a delta rule's differences lose more to bfloat16 than a percent of a few numbers."""
-    return scale_up(right, 1.015)
+    """1.1%: a delta rule's differences lose more to bfloat16 than a percent of a few numbers."""
+    return scale_up(right, 1.011)
 
 
 def gates_up(right: Function) -> Function:
@@ -214,9 +215,10 @@ def test_state_matrices_that_meet_number_by_number_are_operands():
 def test_the_term_of_an_element_is_no_less_than_that_of_its_row():
     operator, batch = registry.operator("gla"), case_of("gla", "bfloat16", Structure(T=70, K=8, V=6))
     most = staging.terms(operator, a_kernel(len), batch, True)
+    least = 0.999 * STAGED_ROW_SIGMAS / np.hypot(STAGED_SIGMAS, STAGED_ROW_SIGMAS)  # of the row's own terms
     for name in ("o", "d q", "state.S"):
         rows = most[name].most
-        assert bool((rows >= 0.999 * np.sqrt(np.mean(rows**2, axis=-1, keepdims=True)) / np.sqrt(2)).all())
+        assert bool((rows >= least * np.sqrt(np.mean(rows**2, axis=-1, keepdims=True))).all())
         assert bool((rows.max(-1) > rows.min(-1)).any())  # and one that loses more keeps its own
 
 
