@@ -10,11 +10,9 @@ This module needs nothing but numpy, so that it runs beside the timings on a GPU
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,26 +137,6 @@ def _interval(
 
 
 # --- records -------------------------------------------------------------------------------------------------------
-
-
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Every record of ``gpu_run`` below a folder, in the order in which they were measured.
-
-    Raises:
-        ValueError: a JSON file with the mark of such a record that is of another schema or no JSON.
-    """
-    found: list[dict[str, Any]] = []
-    for path in sorted(folder.rglob("*.json")):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from error
-        if not isinstance(record, dict) or record.get("kind") != "gpu_run":
-            continue  # asv keeps JSON of its own beside them
-        if record.get("schema") != SCHEMA:
-            raise ValueError(f"{path} has schema {record.get('schema')!r}, expected {SCHEMA}")
-        found.append(record)
-    return sorted(found, key=lambda record: str(record["started"]))
 
 
 def crossovers(record: Mapping[str, Any], draws: int = DRAWS) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from linattest.verify.crossover import read_records
+from linattest.verify.bench.gpu_records import read_records
 
 Record = dict[str, Any]
 

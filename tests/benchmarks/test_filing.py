@@ -14,9 +14,9 @@ from benchmarks import common
 from linattest.verify import environment
 from linattest.verify.bench import commits, filing, kinds
 from linattest.verify.bench.commits import Misfit
+from linattest.verify.bench.gpu_records import read_records
 from linattest.verify.commands import bench_record
 from linattest.verify.commands.bench import bench
-from linattest.verify.crossover import read_records
 
 Record = dict[str, Any]
 MEASURED = ("impls", "kernels", "benchmarks")

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from linattest.verify.bench import filing, picture
 from linattest.verify.bench import site as pages
+from linattest.verify.bench.gpu_records import read_records
 from linattest.verify.bench.paths import CHECKOUT, RESULTS
 from linattest.verify.commands import bench_publish, bench_record
 from linattest.verify.commands.bench import _newest, bench
-from linattest.verify.crossover import crossovers, read_records
+from linattest.verify.crossover import crossovers
 
 Record = dict[str, Any]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

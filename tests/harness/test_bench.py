@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from linattest.verify.bench.gpu_records import read_records
 from linattest.verify.commands.bench import bench
-from linattest.verify.crossover import Crossing, Uncrossed, crossing, crossovers, read_records
+from linattest.verify.crossover import Crossing, Uncrossed, crossing, crossovers
 
 LENGTHS = (2048, 4096, 8192, 16384, 32768)
 
@@ -104,7 +105,8 @@ def record(factor: float, commit: str, started: str) -> dict[str, Any]:
     failed = {"operator": "gla", "variant": "head", "direction": "decode", "graphed": True, "l2": "warm",
               "implementation": "linattest", "tokens": 2048, "failure": "RuntimeError"}  # fmt: skip
     return {
-        "schema": 1, "kind": "gpu_run", "commit": commit, "started": started, "environment": {"gpu": "H200"},
+        "schema": 1, "kind": "gpu_run", "commit": commit, "source_hash": "", "started": started,
+        "environment": {"gpu": "H200", "torch": "2.11.0"}, "gates": [], "checks": [], "failures": [],
         "settings": {"B": 1, "H": 16, "D": 128, "dtype": "bfloat16"},
         "timings": [
             *rows("linattest", {n: factor * n / 6000 for n in LENGTHS}), failed,

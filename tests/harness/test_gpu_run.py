@@ -12,7 +12,8 @@ import torch
 from benchmarks import common, gate, gpu_run, measure, peers
 from benchmarks.workloads import WORKLOADS, Shape, call
 from linattest.verify import registry
-from linattest.verify.crossover import crossovers, read_records
+from linattest.verify.bench.gpu_records import read_records
+from linattest.verify.crossover import crossovers
 
 
 def run(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:

@@ -141,7 +141,7 @@ def file(conf: Any, source: Source, commit: Commit, suite: Sequence[Any], machin
         raise Misfit(f"no benchmark of the suite has a number of this {source.kind}: {_why(source, answers)}")
     check_machine(Path(conf.results_dir) / machine, machine, source)
     facts = {"machine": machine, **source.facts}
-    name = "-".join(f"{key}{value}" for key, value in source.facts.items() if key != "gpu") or "any"
+    name = "-".join(f"{key}{_plain(value)}" for key, value in source.facts.items() if key != "gpu") or "any"
     results = Results(facts, {}, commit.hash, commit.date, source.details.get("python", ""), name, {})
     path = Path(conf.results_dir) / get_filename(machine, commit.hash, name)
     if path.is_file() and json.loads(path.read_text(encoding="utf-8"))["commit_hash"] != commit.hash:
@@ -154,6 +154,11 @@ def file(conf: Any, source: Source, commit: Commit, suite: Sequence[Any], machin
     save_machine(path.parent, machine, source)
     save_suite(conf, suite)
     return Filed(path, numbers, {at: why for answer in answers.values() for at, why in answer.failures.items()})
+
+
+def _plain(fact: str) -> str:
+    """A fact as part of a file's name, whatever a record says."""
+    return "".join(c if c.isalnum() or c in "._+" else "-" for c in fact)
 
 
 def _why(source: Source, answers: dict[str, Answer]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linattest.verify import crossover
+from linattest.verify.bench.gpu_records import checked, read_json
 
 Content = dict[str, Any]
 
@@ -38,15 +37,12 @@ def read(path: Path) -> Source:
         ValueError: it is no JSON, or none of these.
         OSError: it cannot be read.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+    content = read_json(path)
     for kind, (marks, make) in KINDS.items():
         if isinstance(content, dict) and marks <= content.keys():
             if content.get("schema") != 1:
                 raise ValueError(f"{path}: schema={content.get('schema')!r} of a {kind}, expected 1")
-            return make(kind, content)
+            return make(kind, checked(content, path) if kind == "gpu_run" else content)
     known = "gpu_run, selftest --json, claims --output, diff --output, compile --json"
     raise ValueError(f"{path}: what no known command writes, expected that of {known}")
 
@@ -63,8 +59,6 @@ def text(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _gpu_run(kind: str, content: Content) -> Source:
-    if content["kind"] != "gpu_run" or content["schema"] != crossover.SCHEMA:
-        raise ValueError(f"kind={content['kind']!r}, schema={content['schema']!r}, expected a record of gpu_run")
     if given := content["settings"].get("functions"):
         raise ValueError(
             f"it measured {given}, which no commit of this repository has: `linattest bench compare` takes it"

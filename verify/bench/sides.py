@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from linattest.verify.bench import numerics
 from linattest.verify.bench.commits import HASH
-from linattest.verify.crossover import OURS, SCHEMA, read_records
+from linattest.verify.bench.gpu_records import checked, read_json, read_records
+from linattest.verify.crossover import OURS
 
 Row = Mapping[str, Any]
 Key = tuple[Any, ...]
@@ -69,13 +69,7 @@ def find(given: str, results: Path) -> list[dict[str, Any]]:
     if path.is_file() and path.suffix == ".jsonl":
         return [numerics.read(path)]
     if path.is_file():
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from error
-        if not isinstance(record, dict) or record.get("kind") != "gpu_run" or record.get("schema") != SCHEMA:
-            raise ValueError(f"{path}: expected a record of gpu_run, schema {SCHEMA}")
-        return [record]
+        return [checked(read_json(path), path)]
     records = read_records(results) if results.is_dir() else []
     commits = sorted({str(record["commit"]) for record in records})
     if not HASH.fullmatch(given):

@@ -23,8 +23,9 @@ from linattest.verify import compiled
 from linattest.verify.bench import commits, drawings, filing, history
 from linattest.verify.bench.charts import name_of
 from linattest.verify.bench.commits import Misfit
+from linattest.verify.bench.gpu_records import read_records
 from linattest.verify.bench.history import Setting
-from linattest.verify.crossover import DIRECTIONS, OURS, read_records
+from linattest.verify.crossover import DIRECTIONS, OURS
 from linattest.verify.report.page import render
 
 PAGES = "asv"

@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from linattest.verify.bench.gpu_records import read_records
 from linattest.verify.bench.paths import RESULTS
 from linattest.verify.bench.showing import SHORT
 from linattest.verify.commands.bench_compare import compare
 from linattest.verify.commands.bench_publish import publish
 from linattest.verify.commands.bench_record import record, run
 from linattest.verify.commands.common import NOTHING, operators_named
-from linattest.verify.crossover import DIRECTIONS, SCHEMA, crossovers, read_records
+from linattest.verify.crossover import DIRECTIONS, SCHEMA, crossovers
 
 bench = typer.Typer(
     name="bench", help="Speed and numerics over commits: measure, file, compare, publish.", no_args_is_help=True,

@@ -45,6 +45,8 @@ def record(
     failed the result is null, and the reason is told.
     """
     console = Console(stderr=as_json)
+    for path in file:  # all or none: what cannot be read is said before anything is filed
+        _read(path)
     filed = [_filed(console, path, commit, machine, results, verified=not unverified) for path in file]
     if as_json:
         print(json.dumps({"schema": 1, "filed": filed}, indent=2, allow_nan=False))
@@ -56,7 +58,7 @@ def _filed(
     """File one record, and say so; what does not fit is wrong usage, and nothing of it is filed."""
     filing = _filing(console)
     try:
-        source = kinds.read(path)
+        source = _read(path)
         conf = filing.configuration(CHECKOUT, results.absolute())
         found = commits.resolve(CHECKOUT, commits.named(source.commit, name), conf.branches)
         if verified and source.folders:
@@ -82,6 +84,15 @@ def _filed(
         "file": str(path), "kind": source.kind, "commit": found.hash, "machine": folder, "path": str(done.path),
         "record": str(kept) if kept else None, "numbers": done.numbers, "failures": done.failures,
     }  # fmt: skip
+
+
+def _read(path: Path) -> kinds.Source:
+    try:
+        return kinds.read(path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="FILE") from error
+    except OSError as error:
+        raise typer.BadParameter(f"cannot use {error.filename}: {error.strerror}", param_hint="FILE") from error
 
 
 def _filing(console: Console) -> ModuleType:
