@@ -21,12 +21,13 @@ from linattest.kernels.launch import Config, width
 
 
 class Row(NamedTuple):
-    """State elements of a program, warps, stages; whether narrow tiles were seen right (`launch.environment`)."""
+    """State elements of a program, warps, stages; whether it was seen right on a GPU with warpgroup instructions where
+    the rule forbids them, or wrong where it allows them (`launch.environment`)."""
 
     tile: int
     warps: int
     stages: int
-    seen_right: bool = False
+    warpgroups: bool | None = None
 
 
 FALLBACK = Row(64 * 64, 4, 2)
@@ -38,14 +39,14 @@ TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
     "covariance_states_forgetting": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(16 * 128, 8, 1)}},
     "covariance_outputs": {(9, 0): {2: Row(128 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
     "covariance_prepare": {(9, 0): {2: Row(64 * 128, 8, 2), 4: Row(32 * 128, 8, 1)}},
-    "covariance_gradients": {(9, 0): {2: Row(32 * 128, 8, 1), 4: Row(16 * 16, 8, 1)}},
+    "covariance_gradients": {(9, 0): {2: Row(32 * 128, 8, 1, warpgroups=False), 4: Row(16 * 16, 8, 1)}},
     "covariance_adjoint": {(9, 0): {2: Row(32 * 128, 4, 1), 4: Row(32 * 128, 8, 1)}},
     "covariance_step": {(9, 0): {2: Row(32 * 128, 4, 1), 4: Row(32 * 128, 4, 1)}},
     "decay_walk": {(9, 0): {2: Row(128 * 128, 8, 3), 4: Row(64 * 128, 8, 1)}},
-    "decay_gradients": {(9, 0): {2: Row(32 * 128, 8, 1, seen_right=True), 4: Row(64 * 128, 8, 1)}},
+    "decay_gradients": {(9, 0): {2: Row(32 * 128, 8, 1, warpgroups=True), 4: Row(64 * 128, 8, 1)}},
     "decay_step": {(9, 0): {2: Row(64 * 128, 4, 1), 4: Row(64 * 128, 4, 1)}},
     "channel_prepare": {(9, 0): {2: Row(64 * 32, 4, 2), 4: Row(64 * 32, 4, 2)}},
-    "channel_tree": {(9, 0): {2: Row(64 * 32, 8, 2, seen_right=True), 4: Row(64 * 16, 8, 2)}},
+    "channel_tree": {(9, 0): {2: Row(64 * 32, 8, 2, warpgroups=True), 4: Row(64 * 16, 8, 2)}},
     "channel_states": {(9, 0): {2: Row(64 * 128, 4, 3), 4: Row(64 * 128, 8, 1)}},
     "channel_outputs": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(64 * 128, 8, 1)}},
     "channel_pairs": {(9, 0): {2: Row(64 * 64, 4, 2), 4: Row(64 * 32, 8, 1)}},
@@ -58,10 +59,10 @@ TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
     "delta_gradients": {(9, 0): {2: Row(64 * 64, 4, 1), 4: Row(64 * 64, 8, 1)}},
     "ridge_sums": {(9, 0): {2: Row(128 * 128, 8, 3), 4: Row(32 * 128, 8, 1)}},
     "delta_step": {(9, 0): {2: Row(32 * 128, 4, 1), 4: Row(32 * 128, 4, 1)}},
-    "fenwick_states": {(9, 0): {2: Row(64 * 128, 8, 2), 4: Row(16 * 128, 8, 1)}},
-    "fenwick_outputs": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(16 * 128, 8, 1)}},
+    "fenwick_states": {(9, 0): {2: Row(32 * 128, 4, 3), 4: Row(16 * 128, 8, 1)}},
+    "fenwick_outputs": {(9, 0): {2: Row(128 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
     "fenwick_final": {(9, 0): {2: Row(64 * 128, 4, 1), 4: Row(16 * 128, 8, 1)}},
-    "fenwick_gather": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
+    "fenwick_gather": {(9, 0): {2: Row(64 * 128, 4, 3), 4: Row(16 * 128, 8, 1)}},
     "fenwick_carry": {(9, 0): {2: Row(16 * 128, 4, 1), 4: Row(16 * 128, 8, 1)}},
     "fenwick_gradients": {(9, 0): {2: Row(64 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
     "fenwick_step": {(9, 0): {2: Row(32 * 128, 4, 1), 4: Row(32 * 128, 4, 1)}},
@@ -86,7 +87,7 @@ def choose(kernel: str, device: torch.device, dtype: torch.dtype, K: int, V: int
     """How to build a kernel for key width K and value width V: `block` is the width of its value tile."""
     row = TABLE.get(kernel, {}).get(capability(device), {}).get(dtype.itemsize, FALLBACK)
     block = max(16, min(width(V), row.tile // width(K)))
-    return Config(block, row.warps, row.stages, seen_right=row.seen_right)
+    return Config(block, row.warps, row.stages, warpgroups=row.warpgroups)
 
 
 def segment_length(T: int) -> int:

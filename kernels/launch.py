@@ -37,13 +37,14 @@ DTYPES = tuple(INPUT_PRECISION)
 
 class Config(NamedTuple):
     """How a kernel is built: a named tile width (or 0), warps a program, stages of a pipelined loop; registers a
-    thread, if it is not the assembler's choice; whether narrow tiles were seen right on a GPU (see `environment`)."""
+    thread, if it is not the assembler's choice; whether products may use warpgroup instructions, None: by the rule of
+    `environment`."""
 
     block: int
     warps: int
     stages: int
     registers: int | None = None
-    seen_right: bool = False
+    warpgroups: bool | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -175,14 +176,16 @@ def environment(constants: Mapping[str, Any], config: Config) -> dict[str, str]:
     """Variables that Triton compiles under, by a kernel's constants and how it is built.
 
     Products with a tile narrower than 64 do without Hopper's warpgroup instructions if they are of float32 operands, or
-    if a program has eight warps and its kernel was not seen right with them: Triton 3.6 reads outside of shared memory
-    there (seen for tiles whose rows are 64 bytes, and for some of 128), and gives wrong numbers or a fault. Wide tiles
-    of float32 have them: without, kernels spill ten times as much.
+    if a program has eight warps: what Triton 3.6 and its assembler make of them reads outside of shared memory there
+    (seen for tiles whose rows are 64 bytes, and for some of 128), and gives wrong numbers or a fault. Wide tiles of
+    float32 have them: without, kernels spill ten times as much. A kernel that was seen right with them, or wrong where
+    the rule would let it have them, says so in its config.
     """
     wide = constants.get("STAGE") == triton.language.float32 or constants.get("PRECISION") == "tf32x3"
     narrow = any(constants.get(name, 64) < 64 for name in TILES)
-    risky = wide or (config.warps >= 8 and not config.seen_right)
-    return {"DISABLE_MMA_V3": "1"} if narrow and risky else {}
+    risky = wide or (config.warps >= 8 and config.warpgroups is None)
+    without = config.warpgroups is False or (narrow and risky)
+    return {"DISABLE_MMA_V3": "1"} if without else {}
 
 
 @contextlib.contextmanager

@@ -67,16 +67,17 @@ def test_what_triton_specialises_on_is_another_binary(other: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    "built", [({"STAGE": tl.float32, "BV": 32}, 4, False, "1"), ({"PRECISION": "tf32x3", "R": 16}, 4, True, "1"),
-              ({"STAGE": tl.float32, "BV": 64}, 8, False, None), ({"BV": 32}, 4, False, None),
-              ({"BV": 32}, 8, False, "1"), ({"BV": 32}, 8, True, None), ({"BV": 64}, 8, False, None)], ids=str,
+    "built", [({"STAGE": tl.float32, "BV": 32}, 4, None, "1"), ({"PRECISION": "tf32x3", "R": 16}, 4, True, "1"),
+              ({"STAGE": tl.float32, "BV": 64}, 8, None, None), ({"BV": 32}, 4, None, None),
+              ({"BV": 32}, 8, None, "1"), ({"BV": 32}, 8, True, None), ({"BV": 64}, 8, None, None),
+              ({"BV": 32}, 4, False, "1"), ({"BV": 64}, 4, False, "1")], ids=str,
 )  # fmt: skip
 def test_narrow_products_do_without_warpgroup_instructions_where_those_go_wrong(
-    built: tuple[dict[str, Any], int, bool, str | None],
+    built: tuple[dict[str, Any], int, bool | None, str | None],
 ) -> None:
-    kernel, (constants, warps, seen_right, variable) = Kernel(), built
+    kernel, (constants, warps, warpgroups, variable) = Kernel(), built
     constants = {"C": 64, "STAGE": tl.bfloat16} | constants
-    config = Config(0, warps, 1, seen_right=seen_right)
+    config = Config(0, warps, 1, warpgroups=warpgroups)
     launch._launch(kernel, 5, (torch.empty(64), (1,), 1, 0.5), constants, config, 0)
     assert [build[3] for build in kernel.builds] == [variable]
     assert "DISABLE_MMA_V3" not in os.environ
