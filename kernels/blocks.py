@@ -90,9 +90,9 @@ def operand(x, STAGE: tl.constexpr):
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr):
-    """a @ b in float32. The interpreter mishandles bfloat16 products, so there operands are widened (exactly)."""
+    """a @ b in float32, of operands as a tensor core sees them (`seen`)."""
     if INTERPRETED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+        return tl.dot(seen(a, PRECISION), seen(b, PRECISION), input_precision="ieee")
     return tl.dot(a, b, input_precision=PRECISION)
 
 
@@ -100,8 +100,18 @@ def dot(a, b, PRECISION: tl.constexpr):
 def dot_add(acc, a, b, PRECISION: tl.constexpr):
     """acc + a @ b, in acc's registers."""
     if INTERPRETED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+        return tl.dot(seen(a, PRECISION), seen(b, PRECISION), acc, input_precision="ieee")
     return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def seen(x, PRECISION: tl.constexpr):
+    """What the interpreter multiplies: float32, since it mishandles bfloat16 products, without the bits behind tf32's
+    where those count, which a tensor core does not look at."""
+    x = x.to(tl.float32)
+    if PRECISION == "tf32":
+        x = (x.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    return x
 
 
 @triton.jit

@@ -57,18 +57,18 @@ def outputs(
         e, decay = w, 1.0
         if FORGET:
             e, decay = tl.exp(until) * w, tl.exp(tl.sum(own, axis=0))
-        D, differences, kept = in_chunk(own, since, w, W, t0 + i, C, FORGET)
+        D, earlier, kept = in_chunk(own, since, w, W, t0 + i, C, FORGET)
         beta, after = w * ratio(kept, kept + w), kept + w
         W_next = decay * W + tl.sum(e, axis=0)
         y = shifted(k, k_strides, b, h, t0, live, channels, origin, mean, C, K)  # [BK, C]
         mean += mean_of(y, e, W_next)
-        delta = product(y, differences, STAGE, PRECISION, FORGET or WEIGHTED)  # [BK, C] [C, C]
+        delta = centred(y, earlier, kept, STAGE, PRECISION, FORGET or WEIGHTED, False)  # [BK, C] [C, C]
         if BV == BK:
             delta_v = delta
         else:
             y_v = shifted(k, k_strides, b, h, t0, live, part, origin_v, mean_v, C, K)  # [BV, C]
             mean_v += mean_of(y_v, e, W_next)
-            delta_v = product(y_v, differences, STAGE, PRECISION, FORGET or WEIGHTED)  # [BV, C] [C, C]
+            delta_v = centred(y_v, earlier, kept, STAGE, PRECISION, FORGET or WEIGHTED, False)  # [BV, C] [C, C]
         staged, values = operand(delta, STAGE), times(delta_v, beta)
         queries = operand(tile(at(q, q_strides, b, h, t0), q_strides, i, channels, live, K), STAGE)  # [C, BK]
         scores = operand(tl.trans(dot(queries, staged, PRECISION)) * D, STAGE)  # [C, BK] [BK, C], scores[s, t]
@@ -90,7 +90,7 @@ def outputs(
 
 @triton.jit
 def in_chunk(own, since, w, W, t, C: tl.constexpr, FORGET: tl.constexpr):
-    """D [C, C], D[s, t] the decay from s to t or 0; (1 - A) [C, C], Delta^T = Y^T (1 - A); W'_t [C].
+    """D [C, C], D[s, t] the decay from s to t or 0; what earlier tokens weigh at t [C, C], and with the state W'_t [C].
 
     `t` are the tokens: masks made of them are made anew in each chunk, and not kept in registers throughout the loop.
     """
@@ -100,9 +100,7 @@ def in_chunk(own, since, w, W, t, C: tl.constexpr, FORGET: tl.constexpr):
         D, found = tl.where(t[:, None] <= t[None, :], 1.0, 0.0), tl.zeros([C], tl.float32) + W
     earlier = tl.where(t[:, None] < t[None, :], D * w[:, None], 0.0)
     kept = found + tl.sum(earlier, axis=0)
-    # where `kept` is 0, so is beta: any finite number does
-    differences = tl.where(t[:, None] == t[None, :], 1.0, -earlier * (1.0 / tl.maximum(kept, 2e-38))[None, :])
-    return D, differences, kept
+    return D, earlier, kept
 
 
 @triton.jit
@@ -112,13 +110,28 @@ def times(x, factor):
 
 
 @triton.jit
-def product(y, a, STAGE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr):
-    """y @ a. With `EXACT`, operands keep twice a bfloat16's digits: keys that are forgotten may lie far from others."""
-    if not EXACT:
-        return dot(operand(y, STAGE), operand(a, STAGE), PRECISION)
+def centred(
+    y, earlier, kept, STAGE: tl.constexpr, PRECISION: tl.constexpr, UNEVEN: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """y [BK, C], each token less the mean of those before it (which weigh `earlier` [C, C], in all `kept` [C]).
+
+    Keys that come near the mean are small beside y: `WHOLE` takes y's last digits into the sum, and weights that are
+    not all 1 (`UNEVEN`) too, since keys that are forgotten may lie far from others.
+    """
+    over = 1.0 / tl.maximum(kept, 2e-38)  # where `kept` is 0, a difference counts for nothing: any finite number does
     if y.dtype == STAGE:
-        return dot(y, a, "tf32x3")
-    y_head, a_head = operand(y, STAGE), operand(a, STAGE)
-    product = dot(y_head, operand(a - a_head.to(tl.float32), STAGE), PRECISION)
-    product = dot_add(product, operand(y - y_head.to(tl.float32), STAGE), a_head, PRECISION)
-    return dot_add(product, y_head, a_head, PRECISION)
+        if UNEVEN:
+            return y - dot(y, earlier * over[None, :], "tf32x3")
+        return y - times(dot(y, earlier, "tf32x3"), over)
+    y_head = operand(y, STAGE)
+    if not UNEVEN:
+        ones = operand(earlier, STAGE)
+        found = dot(y_head, ones, PRECISION)
+        if WHOLE:
+            found = dot_add(found, operand(y - y_head.to(tl.float32), STAGE), ones, PRECISION)
+        return y - times(found, over)
+    a = earlier * over[None, :]
+    a_head = operand(a, STAGE)
+    found = dot(y_head, operand(a - a_head.to(tl.float32), STAGE), PRECISION)
+    found = dot_add(found, operand(y - y_head.to(tl.float32), STAGE), a_head, PRECISION)
+    return y - dot_add(found, y_head, a_head, PRECISION)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from linattest.kernels.blocks import at, load_matrix, operand, put, segment, store_matrix, tile
-from linattest.kernels.covariance_outputs import in_chunk, product
+from linattest.kernels.covariance_outputs import centred, in_chunk
 from linattest.kernels.covariance_scan import (
     LEAST,
     START_COUNT,
@@ -101,7 +101,7 @@ def prepare(
         e, decay = w, 1.0
         if FORGET:
             e, decay = tl.exp(until) * w, tl.exp(tl.sum(own, axis=0))
-        _decays, differences, kept = in_chunk(own, since, w, W, t0 + i, C, FORGET)
+        _decays, held, kept = in_chunk(own, since, w, W, t0 + i, C, FORGET)
         W_next = decay * W + tl.sum(e, axis=0)
         after = kept + w
         earlier = tl.sum(tl.where(i[:, None] == i[None, :] - 1, after[:, None], 0.0), axis=0)
@@ -109,7 +109,7 @@ def prepare(
         gate, mean_gate, gamma, factor, count, eps = factors(own, w, kept, before, after)
         y = shifted(k, ks, b, h, t0, live, part, origin, mean, C, K)  # [BV, C]
         mean += mean_of(y, e, W_next)
-        delta = product(y, differences, STAGE, PRECISION, FORGET or WEIGHTED)  # [BV, C] [C, C]
+        delta = centred(y, held, kept, STAGE, PRECISION, FORGET or WEIGHTED, True)  # [BV, C] [C, C]
         delta = tl.trans(tl.where((before >= LEAST)[None, :], delta, 0.0))  # [C, BV]
         reads = live & (after >= LEAST)  # an empty state is not read
         rate = tl.load(at(lam, ls, b, h, t0) + i * ls[1], mask=reads, other=0.0).to(tl.float32)

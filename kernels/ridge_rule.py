@@ -104,23 +104,23 @@ def solve(p: Penalty, x: Tensor, *, unit: Tensor | None = None, lengths: Tensor 
     B, T, H, K = x.shape
     cut = launch.layout(p.cu_seqlens, Sizes(B, T, H, H, K, K), configs.segment_length(T), x.device)
     y = launch.output(x, x.shape, zero=cut.packed, wide=wide)
-    marks = None
+    marks = clean = None
     if p.u.dtype != torch.float32 and K <= HALF:
-        marks = x.new_zeros(B, T, H, dtype=torch.int8)
-        _walk(p, x, (y, unit, lengths, marks), cut)
+        marks = x.new_empty(B, T, H, dtype=torch.int8)
+        clean = _walk(p, x, (y, unit, lengths, marks), cut)
     width, programs, results = launch.width(K), cut.segments * H, (y, unit, lengths, marks)
     C = CHUNK if width <= 32 else min(32, 4096 // width)
     rooms = (x.new_empty(programs, 2, C, K, dtype=torch.float32), x.new_empty(programs, K, K, dtype=torch.float32))
     launch.run(
-        ridge_conjugate.solve, programs, results, x, p.u, p.lam, p.edges, rooms, strides(*results, x, p.u), cut.table,
+        ridge_conjugate.solve, programs, results, clean, x, p.u, p.lam, p.edges, rooms, strides(*results, x, p.u), cut.table,
         (T, cut.each, H), p.number, config=Config(C, 8 if width >= 64 else 4, 1, 255), K=K, BK=width, BLOCK=16,
         C=C, LENGTH=cut.length, PRECISION="tf32x3", PACKED=cut.packed,
     )  # fmt: skip
     return y
 
 
-def _walk(p: Penalty, x: Tensor, results: tuple[Tensor | None, ...], cut: Layout) -> None:
-    """Fill what half precision can, and the marks of the rest."""
+def _walk(p: Penalty, x: Tensor, results: tuple[Tensor | None, ...], cut: Layout) -> Tensor:
+    """Fill what half precision can, and the marks of the rest; [segments, H] int32: whether there are none."""
     _, T, H, K = x.shape
     width, programs = launch.width(K), cut.segments * H
     inverse, room = (x.new_empty(cut.segments, H, K, K, dtype=torch.float16) for _ in range(2))
@@ -134,6 +134,7 @@ def _walk(p: Penalty, x: Tensor, results: tuple[Tensor | None, ...], cut: Layout
         (T, cut.each, H), p.number, config=Config(0, 4, 1), K=K, BK=width, C=CHUNK, LENGTH=cut.length,
         STAGE=triton.language.float16, PACKED=cut.packed,
     )  # fmt: skip
+    return sound
 
 
 def one_token(K: int) -> Config:

@@ -2,17 +2,21 @@
 
 In units of lam0 (directions u / sqrt(lam0), A = (I + M)^{-1}), for the rows X, U of a chunk and A before it:
 
-    Z = U A,   N = Z U^T,   Y = X A - C Z,   A' = A - Z^T (I + N)^{-1} Z
+    Z = U A,   N = Z U^T,   L (I + N) L^T = I with L lower triangular,   W = L Z
+    Y = X A - lower(X W^T) W,   A' = A - W^T W
 
-Row t of C solves c (I + N) = x_t Z^T in its first t + 1 columns, as y_t knows of no later token. No factor is needed
-for that: conjugate gradients on all rows at once take one product of C x C a step, I + N is at most 1 + trace(N), and a
-row that has converged waits for the others without changing a bit. Repeated directions, which ruin a factor in low
-precision, are two steps.
+L is the inverse of a Cholesky factor, and no loop over rows is needed for it where N is small: from I - phi(N), with
+phi the part below the diagonal and half the diagonal, one step L <- L - phi(L (I + N) L^T - I) L leaves the square of
+what it found. That is nearly every chunk, since A shrinks along every direction that comes again.
+
+Where it found too much, in the first chunk or two of repeated directions, conjugate gradients do the chunk's rows at
+once: Y = X A - C Z with row t of C from c (I + N) = x_t Z^T in its first t + 1 columns, A' = A - Z^T (I + N)^{-1} Z. A
+product of C x C a step; a row that has converged waits for the others without changing a bit.
 
 What half precision cannot do is marked, for ridge_conjugate.py to solve in float32. An entry of A is wrong by a
 rounding of the largest one, and Y by a rounding of X A: so a row is marked where |y| is much smaller than |x| times the
-largest of A, where trace(N) up to its token is large, after a direction too long for A, and where an iteration did not
-arrive. Marks depend on tokens up to their own.
+largest of A, and all rows once the largest is much smaller than it was; after a direction too long for A, which is left
+out; and where an iteration did not arrive. Values and marks depend on tokens up to their own.
 
 Sources: [VLA], section 2.2; Woodbury 1950.
 """
@@ -23,18 +27,24 @@ import triton
 import triton.language as tl
 
 from linattest.kernels.blocks import at, dot, dot_add, load_matrix, operand, put, segment, store_matrix, tile
-from linattest.kernels.ridge_conjugate import normalised, powers
+from linattest.kernels.ridge_conjugate import powers
+
+FOUND = tl.constexpr(2.0**-10)
+"""Largest squared Frobenius norm of L (I + N) L^T - I, up to a row, before the step that squares it."""
+
+UNUSABLE = tl.constexpr(1e6)
+"""What a direction too long adds to that: more than it can be otherwise."""
 
 ARRIVED = tl.constexpr(2.0**-22)
 """Squared residual of a row beside that of its right side: a rounding of float16."""
 
 STEPS = tl.constexpr(32)
 
-SMALL = tl.constexpr(2.0**-3)
-"""Least |y| beside |x| times the largest diagonal of A: three of eleven bits are lost there."""
+SMALL = tl.constexpr(2.0**-5)
+"""Least |y| beside |x| times the largest diagonal of A: five of eleven bits are lost there."""
 
-LEVERAGE = tl.constexpr(16.0)
-"""Largest trace(N): what a chunk forgets of A is at most so many times what it keeps."""
+SHRUNK = tl.constexpr(2.0**-7)
+"""Least that may be left of the largest diagonal that a segment began with: A keeps the roundings of what it was."""
 
 LONG = tl.constexpr(64.0)
 """Largest |u|^2 times the largest diagonal of A: of u A u^T a rounding of A is so many roundings of 1."""
@@ -68,16 +78,91 @@ def solved(B, N, mask, C: tl.constexpr, STAGE: tl.constexpr):
 
 
 @triton.jit
-def _rows(x, unit, xs, us, b, h, t0, i, channels, live, K: tl.constexpr):
-    """Rows of x [C, BK], normalised (and stored) with `unit` and else over a power of two, which comes with them."""
-    X = tile(at(x, xs, b, h, t0), xs, i, channels, live, K).to(tl.float32)  # [C, BK]
+def factor(N, C: tl.constexpr, STAGE: tl.constexpr):
+    """L [C, C] of STAGE with L (I + N) L^T near I, for N of STAGE; and [C] what its step found in each row, squared."""
+    i = tl.arange(0, C)
+    lower, diagonal = i[:, None] >= i[None, :], i[:, None] == i[None, :]
+    L = tl.where(diagonal, 1.0 - 0.5 * N.to(tl.float32), tl.where(lower, -N.to(tl.float32), 0.0))
+    first = operand(L, STAGE)
+    G = tl.where(lower, dot_add(L, first, N, "tf32"), 0.0)  # every dot: [C, C] [C, C]
+    E = tl.where(lower, dot(operand(G, STAGE), tl.trans(first), "tf32"), 0.0) - tl.where(diagonal, 1.0, 0.0)
+    found = tl.sum(E * E, axis=1)
+    E = operand(tl.where(diagonal, -0.5 * E, -E), STAGE)
+    return operand(dot_add(L, E, first, "tf32"), STAGE), found
+
+
+@triton.jit
+def _prefix(found, short, C: tl.constexpr):
+    """[C]: sums up to each row of what `factor` found, UNUSABLE from a row on that is not `short`."""
+    own = tl.where(found <= 1e3, found, 1e3)  # a NaN too
+    return tl.cumsum(tl.where(short, own, UNUSABLE), axis=0)
+
+
+@triton.jit
+def _less(own, room, left, right, channels, K: tl.constexpr):
+    """A - left^T right, from `own` to `room` (which may be the same)."""
+    tl.debug_barrier()
+    after = load_matrix(own, channels, channels, K, K).to(tl.float32)  # [BK, BK]
+    after = dot_add(after, tl.trans(-left), right, "tf32")  # [BK, C] [C, BK]
+    tl.debug_barrier()
+    store_matrix(room, channels, channels, after, K, K)
+    tl.debug_barrier()  # the next chunk reads, in other threads, what was stored
+
+
+@triton.jit
+def _directions(u, strides, A, live, shrink, largest, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
+                STAGE: tl.constexpr):  # fmt: skip
+    """Z [C, BK] and N [C, C] of STAGE; [C] which directions are not too long: the others are left out."""
+    i, channels = tl.arange(0, C), tl.arange(0, BK)
+    U = tile(u, strides, i, channels, live, K).to(tl.float32) * shrink  # [C, BK]
+    short = tl.sum(U * U, axis=1) * largest <= LONG
+    U = operand(tl.where(short[:, None], U, 0.0), STAGE)
+    Z = operand(dot(U, load_matrix(A, channels, channels, K, K), "tf32"), STAGE)  # [C, BK] [BK, BK]
+    return Z, operand(dot(Z, tl.trans(U), "tf32"), STAGE), short  # [C, BK] [BK, C]
+
+
+@triton.jit
+def _rows(x, strides, live, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+    """X [C, BK] over powers of two [C], which come with it, and its squared lengths [C]."""
+    X = tile(x, strides, tl.arange(0, C), tl.arange(0, BK), live, K).to(tl.float32)
     power, down = powers(X)
-    if unit is None:
-        X *= down[:, None]
+    X *= down[:, None]  # exact
+    return X, power, tl.sum(X * X, axis=1)
+
+
+@triton.jit
+def _results(
+    results, strides, b, h, t0, live, X, C_, Z, A, size, power, over, good, least, C: tl.constexpr, K: tl.constexpr,
+    BK: tl.constexpr, STAGE: tl.constexpr,
+):  # fmt: skip
+    """Store Y = X A - C_ Z of `live` rows, as ridge_conjugate.solve does, and marks; [C] which rows are good.
+
+    `least`: see SMALL.
+    """
+    y, unit, lengths, marks = results
+    ys, us, ls, ms, _, _ = strides
+    i, channels = tl.arange(0, C), tl.arange(0, BK)
+    tl.debug_barrier()  # A is read again, and again after: registers have no room for it
+    Y = dot(X, load_matrix(A, channels, channels, K, K), "tf32")  # [C, BK] [BK, BK]
+    Y = dot_add(Y, operand(-C_, STAGE), Z, "tf32")  # [C, C] [C, BK]
+    length = tl.sum(Y * Y, axis=1)
+    good = good & (length >= least * least * size)
+    tl.store(at(marks, ms, b, h, t0) + i * ms[1], tl.where(good, 0, 1).to(tl.int8), mask=live)
+    if lengths is not None:
+        tl.store(at(lengths, ls, b, h, t0) + i * ls[1], over * tl.sqrt(length) * _inverse_root(size), mask=live)
+        Y *= _inverse_root(length)[:, None]
+    elif unit is not None:
+        Y *= (over * _inverse_root(size))[:, None]
     else:
-        X, _ = normalised(X)
-        put(at(unit, us, b, h, t0), us, i, channels, live, X, K)
-    return X, power
+        Y *= (over * power)[:, None]
+    put(at(y, ys, b, h, t0), ys, i, channels, live, Y, K)
+    return good
+
+
+@triton.jit
+def _inverse_root(x):
+    """1 / sqrt(x), and 1 for 0."""
+    return 1.0 / tl.where(x == 0.0, 1.0, tl.sqrt(x))
 
 
 @triton.jit
@@ -89,12 +174,12 @@ def walk(
     """y [B, T, H, K] and marks [B, T, H] int8, 1 for a row to be solved again; a program is a segment of a head.
 
     results are (y, unit, lengths, marks), as in ridge_conjugate.solve. A, sound: what ridge_inverse.inverses made;
-    room [segments, H, K, K] of A's type is for what A becomes. strides are those of y, unit, lengths, marks, x, u;
-    sizes T, segments in a row and H.
+    sound becomes whether the segment has no mark. room [segments, H, K, K] of A's type is for what A becomes. strides
+    are those of y, unit, lengths, marks, x, u; sizes T, segments in a row and H.
     """
     T, each, H = sizes
-    y, unit, lengths, marks = results
-    ys, us, ls, ms, xs, ps = strides
+    _, unit, _, _ = results
+    _, us, _, _, xs, ps = strides
     pid = tl.program_id(0)
     s, h = pid // H, pid % H
     _, b, begin, end = segment(s, table, T, each, LENGTH, PACKED)
@@ -102,46 +187,49 @@ def walk(
     ridge = number if lam is None else tl.load(lam + h)
     over = 1.0 / ridge
     shrink = tl.sqrt(over)
-    lower, eye = i[:, None] >= i[None, :], tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    every = i[:, None] >= 0 * i[None, :]
+    lower = i[:, None] >= i[None, :]
     own, room = A + pid.to(tl.int64) * (K * K), room + pid.to(tl.int64) * (K * K)
     fine = tl.load(sound + pid)
+    first = tl.max(tl.load(own + channels * (K + 1), mask=channels < K, other=0.0), axis=0).to(tl.float32)
+    clean = i >= 0
     for t0 in range(begin, end, C):
         live = t0 + i < end
         largest = tl.max(tl.load(own + channels * (K + 1), mask=channels < K, other=0.0), axis=0).to(tl.float32)
-        U = tile(at(u, ps, b, h, t0), ps, i, channels, live, K).to(tl.float32) * shrink  # [C, BK]
-        long = tl.cumsum((tl.sum(U * U, axis=1) * largest > LONG).to(tl.int32), axis=0)
-        U = operand(U, STAGE)
-        Z = operand(dot(U, load_matrix(own, channels, channels, K, K), "tf32"), STAGE)  # [C, BK] [BK, BK]
-        N = dot(Z, tl.trans(U), "tf32")  # [C, BK] [BK, C]
-        leverage = tl.cumsum(tl.sum(N * eye, axis=1), axis=0)
-        N = operand(N, STAGE)
-        X, power = _rows(x, unit, xs, us, b, h, t0, i, channels, live, K)  # [C, BK]
-        size = tl.sum(X * X, axis=1)
+        fine = tl.where(largest >= SHRUNK * first, fine, 0)
+        Z, N, short = _directions(at(u, ps, b, h, t0), ps, own, live, shrink, largest, K, BK, C, STAGE)
+        L, found = factor(N, C, STAGE)
+        found = _prefix(found, short, C)
+        easy, most = found <= FOUND, tl.max(found, axis=0)
+        W = operand(dot(L, Z, "tf32"), STAGE)  # [C, C] [C, BK]
+        X, power, size = _rows(at(x, xs, b, h, t0), xs, live, K, BK, C)
+        if unit is not None:
+            put(at(unit, us, b, h, t0), us, i, channels, live, X * _inverse_root(size)[:, None], K)
         X = operand(X, STAGE)
-        right = tl.where(lower, dot(X, tl.trans(Z), "tf32"), 0.0)  # [C, BK] [BK, C]
-        found, arrived = solved(right, N, lower, C, STAGE)
-        tl.debug_barrier()  # A is read again, and again below: registers have no room for it
-        Y = dot(X, load_matrix(own, channels, channels, K, K), "tf32")  # [C, BK] [BK, BK]
-        Y = dot_add(Y, operand(-found, STAGE), Z, "tf32")  # [C, C] [C, BK]
-        safe = (leverage <= LEVERAGE) & (long == 0)
-        enough = tl.sum(Y * Y, axis=1) >= (SMALL * largest) * (SMALL * largest) * size
-        good = tl.where(arrived & safe & enough, fine, 0)
-        tl.store(at(marks, ms, b, h, t0) + i * ms[1], (1 - good).to(tl.int8), mask=live)
-        if lengths is None:
-            Y *= over if unit is not None else (over * power)[:, None]
-        else:
-            Y, length = normalised(Y)
-            tl.store(at(lengths, ls, b, h, t0) + i * ls[1], over * length, mask=live)
-        put(at(y, ys, b, h, t0), ys, i, channels, live, Y, K)
-        if t0 + C < end:
-            found, arrived = solved(eye, N, every, C, STAGE)
-            fine = tl.minimum(fine, tl.min((arrived & safe).to(tl.int32), axis=0))
-            W = operand(-dot(operand(found, STAGE), Z, "tf32"), STAGE)  # [C, C] [C, BK]
+        P = tl.where(lower, dot(X, tl.trans(W), "tf32"), 0.0)  # [C, BK] [BK, C]
+        good = _results(
+            results, strides, b, h, t0, live & easy, X, P, W, own, size, power, over, easy & (fine > 0),
+            SMALL * largest, C, K, BK, STAGE,
+        )  # fmt: skip
+        if most <= FOUND:
+            if t0 + C < end:
+                _less(own, room, W, W, channels, K)
+        else:  # anew from memory, so that nothing is kept for it
             tl.debug_barrier()
-            after = load_matrix(own, channels, channels, K, K).to(tl.float32)  # [BK, BK]
-            after = dot_add(after, tl.trans(Z), W, "tf32")  # [BK, C] [C, BK]
-            tl.debug_barrier()
-            store_matrix(room, channels, channels, after, K, K)
-            tl.debug_barrier()  # the next chunk reads, in other threads, what was stored
-            own = room
+            Z, N, short = _directions(at(u, ps, b, h, t0), ps, own, live, shrink, largest, K, BK, C, STAGE)
+            X, power, size = _rows(at(x, xs, b, h, t0), xs, live, K, BK, C)
+            X = operand(X, STAGE)
+            P = tl.where(lower, dot(X, tl.trans(Z), "tf32"), 0.0)  # [C, BK] [BK, C]
+            P, arrived = solved(P, N, lower, C, STAGE)
+            arrived = _results(
+                results, strides, b, h, t0, live & ~easy, X, P, Z, own, size, power, over,
+                arrived & (found < UNUSABLE) & (fine > 0), SMALL * largest, C, K, BK, STAGE,
+            )  # fmt: skip
+            good = tl.where(easy, good, arrived)
+            if t0 + C < end:
+                P = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+                P, arrived = solved(P, N, lower | (i[:, None] < i[None, :]), C, STAGE)
+                fine = tl.where(most < UNUSABLE, tl.minimum(fine, tl.min(arrived.to(tl.int32), axis=0)), 0)
+                _less(own, room, Z, operand(dot(operand(P, STAGE), Z, "tf32"), STAGE), channels, K)  # [C, C] [C, BK]
+        clean = clean & (good | ~live)
+        own = room
+    tl.store(sound + pid, tl.min(clean.to(tl.int32), axis=0))

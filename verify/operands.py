@@ -66,14 +66,21 @@ class Format:
         return torch.where(x.isfinite(), (given & (-1 << lost)).view(torch.float64), x)
 
     def dithered(self, x: torch.Tensor, offsets: random.Random, exact: bool = True) -> torch.Tensor:
-        """Each number (if `exact`, each that is not of this type) moved at random, by as much as a rounding may."""
+        """Each number (if `exact`, each that is not of this type) moved at random, by as much as a rounding may.
+
+        What is cut off loses half a unit on average. Numbers of this type, which nothing is cut off, stand for others
+        that a kernel has in their place, of which more or less may be cut off: they are moved either way. Else the ones
+        of a triangle of ones would all shrink, and hide how much what they sum has shrunk.
+        """
         count = x.numel()
         size = 1 << max(20, count.bit_length() + 1)
         start = offsets.randrange(size - count) if count else 0
         amount = self.spacing(x).mul_(roundings(self.nearest, size, x.device)[start : start + count].view(x.shape))
         if exact:
             amount.masked_fill_(self.holds(x), 0.0)
-        elif not bool(amount.sum().isfinite()):  # infinity and NaN are of every type
+        elif not self.nearest:
+            amount.add_(self.spacing(x).mul_(self.holds(x)), alpha=0.5)
+        if not bool(amount.sum().isfinite()):  # infinity and NaN are of every type
             amount.masked_fill_(~x.isfinite(), 0.0)
         return amount.add_(x)
 
