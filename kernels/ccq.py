@@ -18,6 +18,7 @@ import importlib
 import inspect
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from linattest.impls import arguments
@@ -87,12 +88,29 @@ def step(
     **backbone_args: Any,
 ) -> tuple[Tensor, CCQState]:
     """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `chunk`."""
+    inputs = {"q": q, "k": k, "v": v, "lam": lam, "cov_g": cov_g, "weight": weight, **backbone_args}
+    if _narrow_gradients(inputs, q):  # those of k come from two sides: they are added before they are rounded
+        wide = {name: x.float() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        o, state = step(**wide, backbone=backbone, initial_state=initial_state, scale=scale, validate=validate)
+        return o.to(v.dtype), state
     module = _module(backbone, backbone_args)
     cov, memory = _parts(initial_state)
-    clean, cov = covariance_contract.step(q, k, lam, cov_g=cov_g, weight=weight, initial_state=cov, validate=validate)
-    read = _reading(backbone, q, clean, scale)
-    o, memory = module.step(k=k, v=v, **read, **backbone_args, initial_state=memory, validate=validate)
+    clean, cov = covariance_contract.wide_step(
+        q, k, lam, cov_g=cov_g, weight=weight, initial_state=cov, validate=validate
+    )
+    options = {**backbone_args, "initial_state": memory, "validate": validate}
+    if backbone == "vla":
+        o, memory = module.step(k=k, v=v, **_reading(backbone, q, clean, scale), **options)
+    else:
+        o, memory = module.read_step(clean, q, k, v, scale=scale, **options)
     return o, CCQState(cov, memory)
+
+
+def _narrow_gradients(inputs: dict[str, Any], q: Tensor) -> bool:
+    """Whether gradients are asked of inputs that are all of q's dtype, and that not float32."""
+    tensors = [x for name, x in inputs.items() if isinstance(x, Tensor) and name != "lam0"]
+    narrow = q.dtype in (torch.bfloat16, torch.float16) and all(x.dtype == q.dtype for x in tensors)
+    return narrow and torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _module(backbone: str, given: dict[str, Any]) -> Any:

@@ -56,6 +56,7 @@ TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
     "delta_outputs": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
     "delta_residuals": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
     "delta_carry": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(16 * 128, 8, 1)}},
+    "delta_carry_roomy": {(9, 0): {2: Row(128 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
     "delta_gradients": {(9, 0): {2: Row(64 * 64, 4, 1), 4: Row(64 * 64, 8, 1)}},
     "ridge_sums": {(9, 0): {2: Row(128 * 128, 8, 3), 4: Row(32 * 128, 8, 1)}},
     "delta_step": {(9, 0): {2: Row(32 * 128, 4, 1), 4: Row(32 * 128, 4, 1)}},

@@ -82,10 +82,26 @@ def step(
     validate: bool = False,
 ) -> tuple[Tensor, CovState]:
     """One decode token ([B, 1, H, *]): (q~, new state); the state passed in is not modified. Errors as `chunk`."""
+    return _checked_step(q, q, k, lam, cov_g, weight, initial_state, validate)
+
+
+def wide_step(
+    q: Tensor, k: Tensor, lam: Tensor, *, cov_g: Tensor | None = None, weight: Tensor | None = None,
+    initial_state: CovState | None = None, validate: bool = False,
+) -> tuple[Tensor, CovState]:  # fmt: skip
+    """`step`, but q~ is float32: for what reads with it, which need not round it in between."""
+    return _checked_step(q.float(), q, k, lam, cov_g, weight, initial_state, validate)
+
+
+def _checked_step(
+    wide: Tensor, q: Tensor, k: Tensor, lam: Tensor, cov_g: Tensor | None, weight: Tensor | None,
+    initial_state: CovState | None, validate: bool,
+) -> tuple[Tensor, CovState]:  # fmt: skip
+    """q~ in the dtype of `wide`, which is q."""
     sizes = _check(q, k, lam, cov_g, weight, validate)
     arguments.check_one_token(sizes.T)
     state = check_state(initial_state, sizes.B, sizes, q, validate=validate)
-    q_clean, *final = STEP(q, k, lam, cov_g, weight, *state)
+    q_clean, *final = STEP(wide, k, lam, cov_g, weight, *state)
     return q_clean, CovState(*final)
 
 

@@ -136,22 +136,25 @@ def _beyond(state: Tensor | None, cut: Cut, x: Operands) -> Tensor:
 
 def forward(
     x: Operands, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None, *, planes: int | None = None,
-    divisor: Tensor | None = None,
+    divisor: Tensor | None = None, reads: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Saved]:  # fmt: skip
     """o [B, T, HV, V] in v's dtype, the final state [N, HV, K, V] float32, and what `backward` takes.
 
     q [B, T, H, K]; erase, write [B, T, H or HV, K]; v [B, T, HV, V]; g, beta [B, T, HV]; `initial_state`
-    [N, HV, K, V] float32 or None: checked before. With `divisor` [B, T, HV] float32, o is divided by it.
+    [N, HV, K, V] float32 or None: checked before. With `divisor` [B, T, HV] float32, o is divided by it. `reads`: what
+    `delta_inverse.reads` would make of them, if there is such already (in a `room_of_reads`).
     """
     B, T, _, HV, K, V = x.sizes
     planes, cut = PLANES[x.q.dtype] if planes is None else planes, Cut.of(x, cu_seqlens)
     initial = None if initial_state is None else initial_state.contiguous()
     tm = x.q.new_empty(B, T, HV, max(planes, _kept_planes(x.q.dtype)) * CHUNK, dtype=_kind(x.q.dtype))
-    reads = x.q.new_empty(B, T, HV, planes * CHUNK, dtype=tm.dtype)
+    made, reads = reads is not None, room_of_reads(x, planes) if reads is None else reads
     factors = x.q.new_empty(B, T, HV, 2, dtype=torch.float32)
     maps = x.q.new_empty(0 if cut.alone else cut.segments.segments, HV, K + V, K, dtype=torch.float32)
     saved = Saved(tm, reads, factors, maps)
-    _invert(x, saved, cut.chunks, scale, planes)
+    _invert(x, saved, cut.chunks, planes)
+    if not made:
+        _read(x, saved, cut.chunks, scale, planes)
     if not cut.alone:
         _connect(x, saved, initial, cut.segments, planes)
     o, final = launch.output(x.v, x.v.shape, zero=cut.segments.packed), _beyond(initial, cut, x)
@@ -166,25 +169,36 @@ def forward(
     return launch.rounded(o, x.v.dtype), final, saved
 
 
-def _invert(x: Operands, saved: Saved, chunks: Layout, scale: float, planes: int) -> None:
-    """Fill `tm`, `factors` and `reads`."""
+def room_of_reads(x: Operands, planes: int | None = None) -> Tensor:
+    """[B, T, HV, planes * CHUNK], not filled: for what each token reads of what its chunk wrote."""
+    planes = PLANES[x.q.dtype] if planes is None else planes
+    return x.q.new_empty(*x.v.shape[:3], planes * CHUNK, dtype=_kind(x.q.dtype))
+
+
+def _invert(x: Operands, saved: Saved, chunks: Layout, planes: int) -> None:
+    """Fill `tm` and `factors`."""
     _, T, _, HV, K, _ = x.sizes
-    per_query, per_erase, per_write = x.per
-    product = launch.INPUT_PRECISION[x.q.dtype]
+    _, per_erase, per_write = x.per
     launch.run(
         delta_inverse.inverses, chunks.segments * HV, saved.tm, saved.factors, x.erase, x.write, x.g, x.beta,
         strides(saved.tm, saved.factors, x.erase, x.write, x.g, x.beta), chunks.table,
         (T, chunks.each, HV, per_erase, per_write),
         config=Config(0, 1, 2), K=K, BLOCK=min(32, launch.width(K)), C=CHUNK, R=CHUNK // 4,
         PLANES=saved.tm.shape[3] // CHUNK,
-        PRODUCT=product, PRECISION=precision(x.q.dtype, planes), PACKED=chunks.packed,
+        PRODUCT=launch.INPUT_PRECISION[x.q.dtype], PRECISION=precision(x.q.dtype, planes), PACKED=chunks.packed,
     )  # fmt: skip
+
+
+def _read(x: Operands, saved: Saved, chunks: Layout, scale: float, planes: int) -> None:
+    """Fill `reads`."""
+    _, T, _, HV, K, _ = x.sizes
+    per_query, _, per_write = x.per
     write = x.erase if x.write is None else x.write
     launch.run(
         delta_inverse.reads, chunks.segments * HV, saved.reads, x.q, write, x.g, x.beta,
         strides(saved.reads, x.q, write, x.g, x.beta), chunks.table, (T, chunks.each, HV, per_query, per_write), scale,
         config=Config(0, 4, 1), K=K, BLOCK=min(launch.width(K), 256 // x.q.element_size()), C=CHUNK, PLANES=planes,
-        PRECISION=product, PACKED=chunks.packed,
+        PRECISION=launch.INPUT_PRECISION[x.q.dtype], PACKED=chunks.packed,
     )  # fmt: skip
 
 
@@ -266,7 +280,9 @@ def _walk_back(
     _, T, _, HV, K, V = x.sizes
     segments, dinitial = cut.segments, _beyond(dfinal, cut, x)
     upper = x.q.new_empty(0 if cut.alone else segments.segments, HV, V, K, dtype=torch.float32)
-    config = configs.choose("delta_carry", x.q.device, x.q.dtype, K, V)
+    # a stage holds twice as much at 256 channels, or in tf32: two have no room
+    roomy = "_roomy" if launch.width(K) > 128 or launch.stage(x.q.dtype) == triton.language.float32 else ""
+    config = configs.choose(f"delta_carry{roomy}", x.q.device, x.q.dtype, K, V)
     inputs = (x.erase, x.write, x.q, do, saved.tm, saved.reads, saved.factors)
     places, sizes = (segments.table, segments.first), (T, segments.each, HV, *x.per)
     programs, planes = segments.segments * HV * -(-V // config.block), _kept_planes(x.q.dtype)

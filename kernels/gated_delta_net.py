@@ -55,8 +55,16 @@ def step(
     validate: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `chunk`."""
+    return read_step(q, q, k, v, g, beta, initial_state=initial_state, scale=scale, validate=validate)
+
+
+def read_step(
+    read: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, initial_state: Tensor | None = None,
+    scale: float | None = None, validate: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`step`, but `read` (like q, or float32) reads the memory in q's place."""
     sizes = _check(q, k, v, g, beta, validate)
-    return delta_scan.run_step(Operands(q, k, None, v, g, beta), sizes, scale, initial_state)
+    return delta_scan.run_step(Operands(read, k, None, v, g, beta), sizes, scale, initial_state)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, validate: bool) -> Sizes:

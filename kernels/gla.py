@@ -56,11 +56,19 @@ def step(
     validate: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `chunk`."""
+    return read_step(q, q, k, v, g, initial_state=initial_state, scale=scale, validate=validate)
+
+
+def read_step(
+    read: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, initial_state: Tensor | None = None,
+    scale: float | None = None, validate: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`step`, but `read` (like q, or float32) reads the memory in q's place."""
     sizes = _check(q, k, v, g, validate)
     arguments.check_one_token(sizes.T)
     if initial_state is not None:
         arguments.check_state("initial_state", initial_state, (sizes.B, *sizes[3:]), "[N, HV, K, V]", q)
-    o, final = STEP(q, k, v, g, initial_state, arguments.check_scale(scale, sizes.K))
+    o, final = STEP(read, k, v, g, initial_state, arguments.check_scale(scale, sizes.K))
     return o, final
 
 

@@ -48,8 +48,18 @@ def step(
     eps: float = 1e-6, scale: float | None = None, validate: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `chunk`."""
+    return read_step(
+        q, q, k, v, initial_state=initial_state, normalizer=normalizer, eps=eps, scale=scale, validate=validate
+    )
+
+
+def read_step(
+    read: Tensor, q: Tensor, k: Tensor, v: Tensor, *, initial_state: Tensor | None = None, normalizer: bool = False,
+    eps: float = 1e-6, scale: float | None = None, validate: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`step`, but `read` (like q, or float32) reads the memory in q's place."""
     gate = _no_gate(q, k, v, normalizer)
-    return gla.step(q, k, v, gate, initial_state=initial_state, scale=scale, validate=validate)
+    return gla.read_step(read, q, k, v, gate, initial_state=initial_state, scale=scale, validate=validate)
 
 
 def _no_gate(q: Tensor, k: Tensor, v: Tensor, normalizer: bool) -> Tensor:

@@ -27,6 +27,15 @@ from linattest.kernels.delta_rule import strides
 from linattest.kernels.launch import CHUNK, Config, Layout
 
 
+class Sums(NamedTuple):
+    """Of keys, float32: at the start of each segment [segments, H, K], added from there until each chunk [chunks, H, K],
+    and in the end [N, H, K]."""
+
+    starts: Tensor
+    before: Tensor
+    final: Tensor
+
+
 class Penalty(NamedTuple):
     """What all solves of a call share: directions u [B, T, H, K], lam0 as a tensor [H] float32 or (None and) a number,
     where packed sequences begin, and M at the start of each segment [segments, H, K, K]."""
@@ -42,15 +51,15 @@ def penalty(
     u: Tensor, lam: Tensor | None, number: float, initial: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Penalty, Tensor]:
     """Sums of u u^T up to each segment, and the final M [N, H, K, K] (the initial one where there are no tokens)."""
-    edges, final, _, _ = sums(u, None, initial, None, cu_seqlens)
+    edges, final, _ = sums(u, None, initial, None, cu_seqlens)
     return Penalty(u, lam, number, cu_seqlens, edges), final
 
 
 def sums(
     u: Tensor, k: Tensor | None, M: Tensor | None, z: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """M [segments, H, K, K] at the start of each segment and the final one [N, H, K, K], from an initial M or None; z
-    [segments, H, K] and the final one [N, H, K] likewise, None without k."""
+) -> tuple[Tensor, Tensor, Sums | None]:
+    """M [segments, H, K, K] at the start of each segment and the final one [N, H, K, K], from an initial M or None; of
+    z likewise, None without k."""
     B, T, H, K = u.shape
     cut, width = (
         launch.layout(cu_seqlens, Sizes(B, T, H, H, K, K), configs.segment_length(T), u.device),
@@ -61,10 +70,12 @@ def sums(
         return u.new_empty(shape, dtype=torch.float32)
 
     edges, final = room(cut.segments, H, K, K), room(cut.N, H, K, K)
-    starts, last = (None, None) if k is None else (room(cut.segments, H, K), room(cut.N, H, K))
+    chunks = -(-T // CHUNK) + cut.N if cut.packed else B * -(-T // CHUNK)
+    z_sums = None if k is None else Sums(room(cut.segments, H, K), room(chunks, H, K), room(cut.N, H, K))
+    starts, before, last = (None, None, None) if z_sums is None else z_sums
     config = configs.choose("ridge_sums", u.device, u.dtype, K, K)
     launch.run(
-        ridge_sums.sums, cut.segments * H * -(-K // config.block), edges, starts, u, k, strides(u, k), cut.table,
+        ridge_sums.sums, cut.segments * H * -(-K // config.block), edges, starts, before, u, k, strides(u, k), cut.table,
         (T, cut.each, H), config=config, K=K, BK=width, BV=config.block, C=CHUNK, LENGTH=cut.length,
         PRECISION=launch.INPUT_PRECISION[u.dtype], PACKED=cut.packed,
     )  # fmt: skip
@@ -75,7 +86,7 @@ def sums(
         ridge_sums.scan, cut.N * H * programs, edges, starts, initial, (final, last), cut.first, cut.each, H,
         config=Config(block, 4, 1), K=K, BLOCK=block, PACKED=cut.packed,
     )  # fmt: skip
-    return edges, final, starts, last
+    return edges, final, z_sums
 
 
 def no_gate(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Running sums at the starts of segments: M of u u^T, and z of keys for VLA's denominators.
 
-`sums` gives what each segment adds, `scan` turns that into what was there before it, in place, and the final sums. An
+`sums` gives what each segment adds (and of z what it adds before each chunk), `scan` turns that into what was there before it, in place, and the final sums. An
 initial M is read as (M + M^T)/2; a sequence without tokens passes its state through as it is.
 """
 
@@ -9,16 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linattest.kernels.blocks import at, dot_add, segment, store_matrix, tile
+from linattest.kernels.blocks import at, dot_add, first_chunk, segment, store_matrix, tile
 
 
 @triton.jit
 def sums(
-    M, z, u, k, strides, table, sizes,
+    M, z, before, u, k, strides, table, sizes,
     K: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, LENGTH: tl.constexpr,
     PRECISION: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """M [segments, H, K, K], z [segments, H, K] float32: what each segment adds; z and k may be None.
+    """M [segments, H, K, K], z [segments, H, K] float32: what each segment adds; before [chunks, H, K] float32: what of
+    z it adds before each of its chunks; z, before and k may be None.
 
     A program is BV columns of M in a segment of a head. strides are those of u, k; sizes T, segments in a row and H.
     """
@@ -31,6 +32,7 @@ def sums(
     _, b, begin, end = segment(s, table, T, each, LENGTH, PACKED)
     width = tl.where(pid % blocks == 0, K, 0)  # of keys: one program has them all
     added, keys = tl.zeros([BK, BV], tl.float32), tl.zeros([BK], tl.float32)
+    chunk = first_chunk(s, table, T, each, LENGTH, C, PACKED)
     for t0 in range(begin, end, C):
         live = t0 + i < end
         directions = at(u, us, b, h, t0)
@@ -38,6 +40,7 @@ def sums(
         columns = tile(directions, us, i, y, live, K)  # [C, BV]
         added = dot_add(added, tl.trans(rows), columns, PRECISION)  # [BK, C] [C, BV]
         if k is not None:
+            tl.store(before + ((chunk + (t0 - begin) // C) * H + h) * K + x, keys, mask=x < width)
             keys += tl.sum(tile(at(k, ks, b, h, t0), ks, i, x, live, width).to(tl.float32), axis=0)
     index = s.to(tl.int64) * H + h
     store_matrix(M + index * (K * K), x, y, added, K, K)

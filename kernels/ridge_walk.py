@@ -15,8 +15,8 @@ product of C x C a step; a row that has converged waits for the others without c
 
 What half precision cannot do is marked, for ridge_conjugate.py to solve in float32. An entry of A is wrong by a
 rounding of the largest one, and Y by a rounding of X A: so a row is marked where |y| is much smaller than |x| times the
-largest of A, and all rows once the largest is much smaller than it was; after a direction too long for A, which is left
-out; and where an iteration did not arrive. Values and marks depend on tokens up to their own.
+largest of A, and all rows once the largest is much smaller than it was; where trace(N) up to its token is large, or a direction
+too long for A, which is left out; and where an iteration did not arrive. Values and marks depend on tokens up to their own.
 
 Sources: [VLA], section 2.2; Woodbury 1950.
 """
@@ -33,15 +33,18 @@ FOUND = tl.constexpr(2.0**-10)
 """Largest squared Frobenius norm of L (I + N) L^T - I, up to a row, before the step that squares it."""
 
 UNUSABLE = tl.constexpr(1e6)
-"""What a direction too long adds to that: more than it can be otherwise."""
+"""What a direction that is too long adds to that, or too much leverage: more than it can be otherwise."""
+
+LEVERAGE = tl.constexpr(2.0**7)
+"""Largest trace(N): a rounding of N is so many roundings of 1 at most, and I + N has eigenvalues of 1."""
 
 ARRIVED = tl.constexpr(2.0**-22)
 """Squared residual of a row beside that of its right side: a rounding of float16."""
 
 STEPS = tl.constexpr(32)
 
-SMALL = tl.constexpr(2.0**-5)
-"""Least |y| beside |x| times the largest diagonal of A: five of eleven bits are lost there."""
+SMALL = tl.constexpr(2.0**-3)
+"""Least |y| beside |x| times the largest diagonal of A: three of eleven bits are lost there."""
 
 SHRUNK = tl.constexpr(2.0**-7)
 """Least that may be left of the largest diagonal that a segment began with: A keeps the roundings of what it was."""
@@ -79,7 +82,8 @@ def solved(B, N, mask, C: tl.constexpr, STAGE: tl.constexpr):
 
 @triton.jit
 def factor(N, C: tl.constexpr, STAGE: tl.constexpr):
-    """L [C, C] of STAGE with L (I + N) L^T near I, for N of STAGE; and [C] what its step found in each row, squared."""
+    """L [C, C] of STAGE with L (I + N) L^T near I, for N of STAGE; what its step found in each row, squared, and the
+    diagonal of N, both [C]."""
     i = tl.arange(0, C)
     lower, diagonal = i[:, None] >= i[None, :], i[:, None] == i[None, :]
     L = tl.where(diagonal, 1.0 - 0.5 * N.to(tl.float32), tl.where(lower, -N.to(tl.float32), 0.0))
@@ -87,15 +91,16 @@ def factor(N, C: tl.constexpr, STAGE: tl.constexpr):
     G = tl.where(lower, dot_add(L, first, N, "tf32"), 0.0)  # every dot: [C, C] [C, C]
     E = tl.where(lower, dot(operand(G, STAGE), tl.trans(first), "tf32"), 0.0) - tl.where(diagonal, 1.0, 0.0)
     found = tl.sum(E * E, axis=1)
+    leverage = tl.sum(tl.where(diagonal, N.to(tl.float32), 0.0), axis=1)
     E = operand(tl.where(diagonal, -0.5 * E, -E), STAGE)
-    return operand(dot_add(L, E, first, "tf32"), STAGE), found
+    return operand(dot_add(L, E, first, "tf32"), STAGE), found, leverage
 
 
 @triton.jit
-def _prefix(found, short, C: tl.constexpr):
-    """[C]: sums up to each row of what `factor` found, UNUSABLE from a row on that is not `short`."""
+def _prefix(found, leverage, short):
+    """[C]: sums up to each row of what `factor` found, UNUSABLE from a row on that is not `short` or has too much."""
     own = tl.where(found <= 1e3, found, 1e3)  # a NaN too
-    return tl.cumsum(tl.where(short, own, UNUSABLE), axis=0)
+    return tl.cumsum(tl.where(short & (tl.cumsum(leverage, axis=0) <= LEVERAGE), own, UNUSABLE), axis=0)
 
 
 @triton.jit
@@ -197,9 +202,10 @@ def walk(
         largest = tl.max(tl.load(own + channels * (K + 1), mask=channels < K, other=0.0), axis=0).to(tl.float32)
         fine = tl.where(largest >= SHRUNK * first, fine, 0)
         Z, N, short = _directions(at(u, ps, b, h, t0), ps, own, live, shrink, largest, K, BK, C, STAGE)
-        L, found = factor(N, C, STAGE)
-        found = _prefix(found, short, C)
+        L, found, leverage = factor(N, C, STAGE)
+        found = _prefix(found, leverage, short)
         easy, most = found <= FOUND, tl.max(found, axis=0)
+        L = tl.where(easy[:, None], L, 0.0)  # later rows may be infinite, which 0 does not hide from earlier ones
         W = operand(dot(L, Z, "tf32"), STAGE)  # [C, C] [C, BK]
         X, power, size = _rows(at(x, xs, b, h, t0), xs, live, K, BK, C)
         if unit is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from linattest.impls import arguments
@@ -99,8 +100,10 @@ def _check(
 ) -> tuple[Sizes, float | None]:  # fmt: skip
     """Sizes, and the floor of the denominators (None without)."""
     sizes = arguments.check_qkv(q, k, v, grouped=False)
-    for name, x in ({"u": u} if read is None else {"u": u, "read": read}).items():
-        arguments.check_same(name, x, (sizes.B, sizes.T, sizes.H, sizes.K), "q's shape [B, T, H, K]", q)
+    arguments.check_same("u", u, (sizes.B, sizes.T, sizes.H, sizes.K), "q's shape [B, T, H, K]", q)
+    if read is not None:  # of one token it may be what a contraction computed in float32
+        like = read if sizes.T == 1 and read.dtype == torch.float32 else q
+        arguments.check_same("read", read, (sizes.B, sizes.T, sizes.H, sizes.K), "q's shape [B, T, H, K]", like)
     launch.check_dtype(q)
     launch.check_widths(sizes)
     arguments.check_lam0(lam0, sizes.H, q, values=arguments.check_flag("validate", validate))
@@ -171,7 +174,7 @@ def _step_backward(
     x, initial, none = Inputs(*wide, lam, number, unit, eps, None), State(S, M, z), q.new_empty(0)
     _, _, kept = vla_rule.forward(x, initial)
     found = vla_rule.backward(x, initial, kept, None if do is None else do.float(), State(dS, dM, dz))
-    dread, dlam = none if found.read is None else found.read.to(q.dtype), none if lam is None else found.lam
+    dread, dlam = none if found.read is None else found.read.to(read.dtype), none if lam is None else found.lam
     dS, dM, dz = (none if x is None else gradient for x, gradient in zip((S, M, z), found[-3:], strict=True))
     dq, dk, dv, du = (gradient.to(q.dtype) for gradient in (found.q, found.k, found.v, found.u))
     return dq, dk, dv, du, dread, dlam, dS, dM, dz

@@ -1,7 +1,7 @@
 """What VLA launches, forward and backward: a ridge solve, a delta scan that erases k^ and writes a, and a ratio.
 
 Forward: `ridge_rule` makes k^ and a from k and u; `delta_rule` walks them, and divides each output by the token's
-denominator, which `vla_ratio` makes from the running sum of the keys.
+denominator, which `vla_ratio` makes from the running sum of the keys, beside what the walk reads.
 
 Backward: the delta scan's, whose gradient of a write key goes back through its normalisation into the ridge solve's,
 whose gradient of x joins that of the erase key and goes back through the normalisation of k. The denominator's
@@ -16,11 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linattest.impls.arguments import Sizes
-from linattest.kernels import configs, decay, delta_rule, delta_scan, launch, ridge_decode, ridge_rule, vla_ratio
+from linattest.kernels import decay, delta_rule, delta_scan, launch, ridge_decode, ridge_rule, vla_ratio
 from linattest.kernels.delta_rule import Operands
 from linattest.kernels.launch import CHUNK, Config
-from linattest.kernels.ridge_rule import Penalty, no_gate, one_token
+from linattest.kernels.ridge_rule import Penalty, Sums, no_gate, one_token
 
 
 class Inputs(NamedTuple):
@@ -63,18 +62,18 @@ class Kept(NamedTuple):
 def forward(x: Inputs, initial: State) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Kept]:
     """o [B, T, H, V] in v's dtype, the final state, and what `backward` takes."""
     packed = x.cu_seqlens is not None
-    edges, M, sums, z = ridge_rule.sums(x.u, x.k, initial.M, initial.z, x.cu_seqlens)
-    assert sums is not None and z is not None
+    edges, M, sums = ridge_rule.sums(x.u, x.k, initial.M, initial.z, x.cu_seqlens)
+    assert sums is not None
     penalty = Penalty(x.u, x.lam, x.number, x.cu_seqlens, edges)
     erase = launch.output(x.k, x.k.shape, zero=packed, wide=_wide(x))
     lengths = (x.k.new_zeros if packed else x.k.new_empty)(x.k.shape[:3] if x.unit else 0, dtype=torch.float32)
     write = ridge_rule.solve(penalty, x.k, unit=erase, lengths=lengths if x.unit else None, wide=_wide(x))
-    divisor = _denominators(x, sums) if x.eps is not None else x.k.new_empty(0, dtype=torch.float32)
-    o, S, saved = delta_rule.forward(
-        _operands(x, erase, write), 1.0, initial.S, x.cu_seqlens, divisor=None if x.eps is None else divisor
-    )
-    kept = Kept(erase, write, lengths, divisor, edges, sums, saved)
-    return launch.rounded(o, x.v.dtype), (S, M, z), kept
+    operands = _operands(x, erase, write)
+    reads, divisor = (None, None) if x.eps is None else _reads(x, operands, sums)
+    o, S, saved = delta_rule.forward(operands, 1.0, initial.S, x.cu_seqlens, divisor=divisor, reads=reads)
+    divisor = x.k.new_empty(0, dtype=torch.float32) if divisor is None else divisor
+    kept = Kept(erase, write, lengths, divisor, edges, sums.starts, saved)
+    return launch.rounded(o, x.v.dtype), (S, M, sums.final), kept
 
 
 def _wide(x: Inputs) -> bool:
@@ -89,18 +88,23 @@ def _operands(x: Inputs, erase: Tensor, write: Tensor) -> Operands:
     return Operands(read, erase, write, v, None, None)
 
 
-def _denominators(x: Inputs, sums: Tensor) -> Tensor:
+def _reads(x: Inputs, operands: Operands, sums: Sums) -> tuple[Tensor, Tensor]:
+    """What each token reads of what its chunk wrote (see `delta_rule.room_of_reads`), and denominators [B, T, H]."""
     B, T, H, K = x.q.shape
-    cut = launch.layout(x.cu_seqlens, Sizes(B, T, H, H, K, K), configs.segment_length(T), x.q.device)
-    divisor = (x.q.new_ones if cut.packed else x.q.new_empty)(B, T, H, dtype=torch.float32)
-    config = Config(0, 8, 1) if x.q.dtype == torch.float32 else Config(0, 4, 2)
+    cut = delta_rule.Cut.of(operands, x.cu_seqlens)
+    divisor = (x.q.new_ones if cut.chunks.packed else x.q.new_empty)(B, T, H, dtype=torch.float32)
+    reads = delta_rule.room_of_reads(operands)
+    read = None if operands.q is x.q else operands.q
+    assert operands.write is not None
     launch.run(
-        vla_ratio.denominators, cut.segments * H, divisor, x.q, x.k, sums,
-        delta_rule.strides(divisor, x.q, x.k), cut.table, (T, cut.each, H), x.eps,
-        config=config, K=K, BK=launch.width(K), C=CHUNK, LENGTH=cut.length,
-        PRECISION=launch.INPUT_PRECISION[x.q.dtype], PACKED=cut.packed,
+        vla_ratio.reads, cut.chunks.segments * H, reads, divisor, x.q, read, operands.write, x.k,
+        (sums.starts, sums.before), delta_rule.strides(reads, divisor, x.q, read, operands.write, x.k),
+        (cut.chunks.table, cut.chunks.first, cut.segments.first), (T, cut.chunks.each, cut.segments.each, H), x.eps,
+        config=Config(0, 4, 1), K=K, BLOCK=min(launch.width(K), 256 // operands.q.element_size()), C=CHUNK,
+        PER=cut.segments.length // CHUNK, PLANES=reads.shape[3] // CHUNK,
+        PRECISION=launch.INPUT_PRECISION[x.q.dtype], PACKED=cut.chunks.packed,
     )  # fmt: skip
-    return divisor
+    return reads, divisor
 
 
 def step(x: Inputs, initial: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:

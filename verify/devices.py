@@ -79,6 +79,32 @@ def chosen(operator: Operator, names: tuple[str, ...], device: str) -> list[Vari
     ]
 
 
+MEMORY = 0.85
+"""What the workers of a campaign may take of a GPU's memory in all; a context of each is beside that."""
+
+_workers = 1
+
+
+def among(workers: int) -> None:
+    """This process is one of so many that use a GPU at once."""
+    global _workers
+    _workers = workers
+
+
+@cache
+def claim(device: str) -> None:
+    """Take at most this process's share of a GPU's memory: the allocator gives back what lies idle before it refuses,
+    and a heavy input fails alone, not its neighbours with it."""
+    if not missing(device) and kind(device) != "cpu":
+        torch.cuda.set_per_process_memory_fraction(MEMORY / _workers, torch.device(device).index)
+
+
+def release() -> None:
+    """Give back what lies idle: a neighbour's binaries need room too."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 def small_enough(variant: Variant, case: Case, device: str) -> bool:
     """Whether a case is one for the interpreter, where it would take that."""
     s = case.structure

@@ -34,7 +34,11 @@ def examine(job: Job, variants: tuple[str, ...] = (), bundles: Path | None = Non
 
     A variant that raises gives a record of status ``error``; nothing else is lost.
     """
-    return list(judged(job, variants, bundles))
+    devices.claim(job.device)
+    try:
+        return list(judged(job, variants, bundles))
+    finally:
+        devices.release()
 
 
 def judged(job: Job, variants: tuple[str, ...] = (), bundles: Path | None = None) -> Iterator[Record]:

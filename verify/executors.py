@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from linattest.verify import devices
 from linattest.verify.environment import source_hash
 
 ANSWER_SECONDS = 5.0
@@ -63,7 +64,10 @@ class Local(Executor):
 
     def _fresh(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
-            self.width, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
+            self.width,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(self.width,),
         )
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -113,7 +117,8 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_worker() -> None:
+def _start_worker(workers: int) -> None:
+    devices.among(workers)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()

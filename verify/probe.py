@@ -7,8 +7,8 @@ A property never types a tolerance. It asks ``judge`` (the error ratio against t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -22,7 +22,7 @@ from linattest.verify.measure import Wanted, compare
 from linattest.verify.sensitivity import Sensitivity, sensitivity
 from linattest.verify.spec import Operator, Variant
 from linattest.verify.subjects import Caller, Outcome, resolve, run
-from linattest.verify.tolerance import accumulation, unit_roundoff
+from linattest.verify.tolerance import THRESHOLD, accumulation, unit_roundoff
 
 Array = NDArray[np.float64]
 
@@ -104,6 +104,22 @@ class Probe:
         wanted = self.wanted[name]
         if rows != slice(None):
             wanted = wanted.rows(rows)
+        dtype = self.batch.case.dtype if name == "o" else accumulation(self.batch.case.dtype)
+        verdict = compare(name, got, wanted, dtype, self.roundoff)
+        return Finding(verdict.ratio, f"{what}: {verdict.message()}")
+
+    def judge_parts(self, name: str, got: torch.Tensor, what: str, parts: Sequence[Batch]) -> Finding:
+        """`judge` of what was computed in parts, each handing its state to the next.
+
+        A part stages operands at edges of its own, which the terms of the whole do not know: those are measured where
+        the whole's budget is too small."""
+        found = self.judge(name, got, what)
+        if found.ratio <= THRESHOLD or not self.variant.staged:
+            return found
+        terms = [staging.terms(self.operator, self.variant, part, False)[name].most for part in parts]
+        wanted = self.wanted[name]
+        more = np.concatenate(terms, axis=1) if name == "o" else terms[-1]
+        wanted = replace(wanted, staged=wanted.staged + more, staged_rms=None)
         dtype = self.batch.case.dtype if name == "o" else accumulation(self.batch.case.dtype)
         verdict = compare(name, got, wanted, dtype, self.roundoff)
         return Finding(verdict.ratio, f"{what}: {verdict.message()}")

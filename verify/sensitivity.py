@@ -25,7 +25,7 @@ from linattest.verify.tolerance import PATTERNS, STEP, TORCH_DTYPES, accumulatio
 
 Array = NDArray[np.float64]
 
-_GROUP_BYTES = {"cpu": 1 << 29, "cuda": 1 << 32}
+_GROUP_BYTES = {"cpu": 1 << 29, "cuda": 1 << 30}
 """Copies run together only while the tape of a float64 run stays below about this, by device."""
 
 

@@ -134,7 +134,7 @@ def _term(shifts: Array, head_axis: int) -> Term:
     return Term(most, STAGED_PATHS * (np.mean(each, axis=0) + STAGED_SIGMAS * np.std(each, axis=0, ddof=1)))
 
 
-_OPERAND_BYTES = {"cpu": 1 << 29, "cuda": 1 << 32}
+_OPERAND_BYTES = {"cpu": 1 << 29, "cuda": 1 << 30}
 """Copies run together only while the intermediate results of a chunk form stay below about this, by device."""
 
 

@@ -112,14 +112,21 @@ def test_half_precision_serves_ordinary_directions_to_a_few_of_its_roundings():
     assert error <= ROUNDINGS * ROUNDING[torch.float16] and marked == 0
 
 
+@pytest.mark.parametrize("directions", [1, 3])
+def test_half_precision_serves_repeated_directions_though_one_step_to_a_factor_is_not_enough(directions: int):
+    x, u = half(90, 24)
+    error, marked = worst(x, u[:, torch.arange(90) % directions], lam0=0.3)
+    assert error <= ROUNDINGS * ROUNDING[torch.float16] and marked == 0
+
+
 @pytest.mark.parametrize("what", ["small ridge", "long direction", "small solutions"])
 def test_what_half_precision_cannot_do_is_marked_and_solved_in_float32(what: str):
     x, u = half(90, 24)
     if what == "long direction":
         u[:, 70:71] *= 300
     if what == "small solutions":
-        x = torch.ones_like(u)
-    error, marked = worst(x, u, 1e-3 if what == "small ridge" else 0.3)
+        x = u = u[:, :1].repeat(1, 90, 1, 1)
+    error, marked = worst(x, u, {"small ridge": 1e-3, "long direction": 0.3, "small solutions": 0.1}[what])
     assert error <= ROUNDINGS * ROUNDING[torch.float16] and marked > 0
 
 

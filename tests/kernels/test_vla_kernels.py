@@ -85,12 +85,16 @@ def test_packed_sequences_are_alone_and_rows_behind_the_last_are_zero():
     assert all(torch.equal(found[n][0], x[0]) for n, x in zip(VLAState._fields, state, strict=True))
 
 
-def test_segments_hand_over_their_states_and_views_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(configs, "segment_length", lambda T: 64)  # pyright: ignore[reportUnknownLambdaType]
-    xs, state = inputs(130, K=2, V=3, N=1)
+@pytest.mark.parametrize("offsets", [None, [0, 5, 205, 210]])
+def test_segments_hand_over_their_states_and_views_are_read_as_they_lie(
+    offsets: list[int] | None, monkeypatch: pytest.MonkeyPatch
+):
+    """Two chunks a segment."""
+    monkeypatch.setattr(configs, "segment_length", lambda T: 128)  # pyright: ignore[reportUnknownLambdaType]
+    xs, state = inputs(210, K=2, V=3, N=1 if offsets is None else 3)
     xs = [torch.stack([x, x], -1)[..., 0] for x in xs]
     assert not xs[0].is_contiguous()
-    agree(xs, state)
+    agree(xs, state, **{} if offsets is None else {"cu_seqlens": torch.tensor(offsets, device=DEVICE)})
 
 
 def test_a_denominator_at_its_floor_is_a_constant():
@@ -186,7 +190,7 @@ def test_launches_can_be_listed_without_memory():
     with launch.recording() as launches:
         vla.chunk(*xs)[0].sum().backward()
     names = [x.kernel.__name__ for x in launches]
-    assert names[:9] == [
-        *("sums", "scan", "solve", "denominators"),
-        *("inverses", "reads", "transitions", "scan", "outputs"),
+    assert names[:8] == [
+        *("sums", "scan", "solve", "reads"),
+        *("inverses", "transitions", "scan", "outputs"),
     ]

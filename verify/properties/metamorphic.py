@@ -81,13 +81,15 @@ def split(probe: Probe) -> Iterator[Finding]:
     every = every and not probe.interpreted
     points = range(length + 1) if every else [0, *_cuts(length), length]
     for t in points:
-        left = probe.run(tokens(batch, 0, t))
+        before = tokens(batch, 0, t)
+        left = probe.run(before)
         state = {name.removeprefix("state."): x for name, x in left.values.items() if name.startswith("state.")}
-        right = probe.run(tokens(batch, t, length).with_(state=state))
+        behind = tokens(batch, t, length).with_(state=state)
+        right, parts = probe.run(behind), (before, behind)
         o = torch.cat([left["o"], right["o"]], dim=1)
-        yield probe.judge("o", o, f"split at {t}")
+        yield probe.judge_parts("o", o, f"split at {t}", parts)
         for name in (name for name in right.values if name.startswith("state.")):
-            yield probe.judge(name, right[name], f"split at {t}")
+            yield probe.judge_parts(name, right[name], f"split at {t}", parts)
 
 
 def chunk_sizes(probe: Probe) -> Iterator[Finding]:
