@@ -37,6 +37,7 @@ class Operation:
 
     def __call__(self, *inputs: Any) -> Results:
         """The public results."""
+        inputs = tuple([near(x) for x in inputs])
         if torch.compiler.is_compiling():
             return self.compiled(*inputs)[: self.public]
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
@@ -45,9 +46,23 @@ class Operation:
 
     def gradients(self, inputs: Sequence[Any], saved: Sequence[Tensor], upstream: Sequence[Tensor | None]) -> list[Any]:
         """Gradients of all inputs: None for those that have none."""
-        found = self.backward(*inputs, *saved, *upstream)
+        found = self.backward(*inputs, *saved, *map(near, upstream))
         own = [g if isinstance(x, Tensor) else None for g, x in zip(found, inputs, strict=False)]
         return own + [None] * (len(inputs) - len(own))
+
+
+def near(x: Any) -> Any:
+    """An input [B, T, H] or [B, T, H, D] as it is, or a copy where it is spread out so far that tokens of a chunk, or
+    channels of a token, lie 2**31 elements apart: within a tile a kernel counts in 32 bits."""
+    if not isinstance(x, Tensor) or x.dim() < 3:
+        return x
+    shape, strides = x.shape, x.stride()
+    far = min(shape[1], launch.CHUNK) * strides[1] >= FAR or (x.dim() > 3 and shape[3] * strides[3] >= FAR)
+    return x.contiguous() if far else x
+
+
+FAR = 1 << 31
+"""Elements that a signed 32-bit offset cannot count."""
 
 
 def _function(operation: Operation) -> Any:
@@ -89,7 +104,7 @@ def _register(operation: Operation, name: str) -> Any:
     def derivative(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
         saved = list(ctx.saved_tensors)
         inputs = [number[0] if number else saved.pop(0) for number in ctx.numbers]
-        found = backward(*inputs, *saved, *upstream[: operation.public])
+        found = backward(*inputs, *saved, *map(near, upstream[: operation.public]))
         own = [g if isinstance(x, Tensor) else None for g, x in zip(found, inputs, strict=False)]
         return (*own, *[None] * (len(inputs) - len(own)))
 

@@ -145,7 +145,7 @@ def grow(
 
 
 @triton.jit
-def _last(marks, stride, begin, end, C: tl.constexpr):
+def last_mark(marks, stride, begin, end, C: tl.constexpr):
     """One past the last token of a segment that has a mark; `begin` if none has."""
     i, last = tl.arange(0, C), begin
     for t0 in range(begin, end, C):
@@ -164,10 +164,10 @@ def solve(
 
     results are (y, unit, lengths, marks). With `unit` [B, T, H, K], x is normalised first, to unit, which is stored.
     With `lengths` [B, T, H] float32 (only beside unit), y is normalised, and these are what it was divided by. With
-    `marks` [B, T, H] int8 only the rows that have one are solved; what else there is stays; `clean` [segments, H] int32
-    says which segments have none (of their own, 1). lam [H] float32, or None, and then lam0 is `number`. edges [segments, H, K, K] is M at the start of each segment; rooms are a program's own,
-    [programs, 2, C, K] and [programs, K, K]. strides are those of y, unit, lengths, marks, x, u; sizes T, segments in a
-    row and H.
+    `marks` [B, T, H] int8 only the rows that have one are solved, and what else there is stays; `clean` [segments, H]
+    int32 is 1 for a segment that has none. lam [H] float32, or None, and then lam0 is `number`. edges [segments, H, K,
+    K] is M at the start of each segment; rooms are a program's own, [programs, 2, C, K] and [programs, K, K]. strides
+    are those of y, unit, lengths, marks, x, u; sizes T, segments in a row and H.
     """
     T, each, H = sizes
     y, unit, lengths, marks = results
@@ -181,10 +181,10 @@ def solve(
     room, M = rooms[0] + pid.to(tl.int64) * (2 * C * K), rooms[1] + pid.to(tl.int64) * (K * K)
     edges += pid.to(tl.int64) * (K * K)
     if marks is not None:
-        if tl.load(clean + pid) > 0:
-            end = begin
-        else:
-            end = _last(at(marks, ms, b, h, begin), ms[1], begin, end, C)
+        stop = begin
+        if tl.load(clean + pid) == 0:
+            stop = last_mark(at(marks, ms, b, h, begin), ms[1], begin, end, C)
+        end = stop
     for k0 in range(0, tl.where(begin < end, K, 0), BLOCK):
         rows = k0 + tl.arange(0, BLOCK)
         store_matrix(M, rows, channels, load_matrix(edges, rows, channels, K, K), K, K)

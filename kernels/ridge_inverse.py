@@ -2,8 +2,9 @@
 
 In units of lam0, G = I + M/lam0 has eigenvalues in [1, g], g at most the largest row sum of |G| and trace(G) - (K - 1).
 Newton's iteration X <- X (2 I - G X) from X = 2/(1 + g) I has the eigenvalues of G X in [1 - e, 1 + e] first, with
-e = (g - 1)/(g + 1), and in [1 - e^2, 1] after a step: so X is multiplied by what makes that [1 - e', 1 + e'], and a step
-is worth two. Eigenvalues near 2 become small ones, which rounding may make negative: all this allows for e^2/8 more.
+e = (g - 1)/(g + 1), and in [1 - e^2, 1] after a step: so X is multiplied by what makes that [1 - e', 1 + e'], and a
+step is worth two. Eigenvalues near 2 become small ones, which rounding may make negative: so all this allows for e^2/8
+more.
 
 Entries of X are at most 1, which float16 holds with 11 bits; but a rounding of X, or of G, is g roundings of I - G X.
 So the last steps, and all of them where g is large, take both in two float16 planes. Their residual |I - G X| is
@@ -19,7 +20,7 @@ import triton.language as tl
 
 from linattest.kernels.blocks import dot, dot_add, load_matrix, operand, store_matrix
 
-NEAR = tl.constexpr(2.0**-4)
+NEAR = tl.constexpr(2.0**-6)
 """How far from 1 eigenvalues of G X are after the last step that is scaled."""
 
 EASY = tl.constexpr(2.0**9)
@@ -31,13 +32,17 @@ MOST = tl.constexpr(40)
 CLOSE = tl.constexpr(2.0**-11)
 """Largest squared Frobenius norm of I - G X before the last step, which squares what is not rounding."""
 
+CLOSER = tl.constexpr(2.0**-16)
+"""Smallest: there is no need to go on."""
+
 
 @triton.jit
 def inverses(
     A, sound, edges, lam, H, number, K: tl.constexpr, BK: tl.constexpr, STAGE: tl.constexpr,
 ):  # fmt: skip
-    """A [segments, H, K, K] of STAGE: lam0 (lam0 I + M)^{-1}, M [segments, H, K, K] float32 at `edges`; sound
-    [segments, H] int32: 1 where the residual passes, else 0. lam [H] float32, or None, and then lam0 is `number`.
+    """A [segments, H, 2, K, K] of STAGE: lam0 (lam0 I + M)^{-1} in two planes, M [segments, H, K, K] float32 at
+    `edges`; sound [segments, H] int32: 1 where the residual passes, else 0. lam [H] float32, or None, and then lam0 is
+    `number`.
     """
     pid = tl.program_id(0).to(tl.int64)
     x = tl.arange(0, BK)
@@ -56,7 +61,7 @@ def inverses(
         R = eye - dot(high, first, "tf32")  # every dot: [BK, BK] [BK, BK]
         X = dot_add(X, first, operand(R, STAGE), "tf32") * (2.0 / (2.0 - 0.875 * e * e))
         e = 1.125 * e * e / (2.0 - 0.875 * e * e)
-    passes, going = steps, steps + 1
+    before, left, going = g * 0.0 + 4 * BK * BK, g * 0.0 + 4 * BK * BK, steps + 1
     while going > 0:
         first = operand(X, STAGE)
         second = operand(X - first.to(tl.float32), STAGE)
@@ -65,9 +70,12 @@ def inverses(
         R = operand(R, STAGE)
         X = dot_add(dot_add(X, first, R, "tf32"), second, R, "tf32")
         X *= tl.where(e > NEAR, 2.0 / (2.0 - 0.875 * e * e), 1.0)
-        passes = tl.where((e <= NEAR) & (left <= CLOSE), 1, 0)
+        better = tl.where(e > NEAR, left <= 4 * BK * BK, (left > CLOSER) & (left <= before / 4))  # a NaN is not
+        before = tl.where(e > NEAR, before, left)
         e = tl.where(e > NEAR, 1.125 * e * e / (2.0 - 0.875 * e * e), e)
         steps += 1
-        going = tl.where((passes == 0) & (left <= 4 * BK * BK) & (steps < MOST), 1, 0)  # a NaN ends it, not sound
-    tl.store(sound + pid, passes)
-    store_matrix(A + pid * (K * K), x, x, X, K, K)
+        going = tl.where(better & (steps < MOST), 1, 0)
+    tl.store(sound + pid, tl.where((left <= CLOSE) & (e <= NEAR), 1, 0))
+    high = operand(X, STAGE)
+    store_matrix(A + pid * (2 * K * K), x, x, high, K, K)
+    store_matrix(A + pid * (2 * K * K) + K * K, x, x, X - high.to(tl.float32), K, K)

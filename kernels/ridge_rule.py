@@ -2,7 +2,8 @@
 
 Forward: `ridge_sums` makes M at the start of every segment. float32: each segment is
 walked from there by `ridge_conjugate.solve`. Narrower inputs: by `ridge_walk.walk`, from an inverse of
-`ridge_inverse.inverses`, and `ridge_conjugate.solve` does the rows that it marked.
+`ridge_inverse.inverses`; the rows that it marked are done by `ridge_again.walk`, with twice the digits, and those that
+this leaves marked by `ridge_conjugate.solve`. Both end at once where nothing is marked.
 
 Backward, with b_t = (lam0 I + M_t)^{-1} ybar_t, the same solve, and Mbar the gradient of the final M:
 
@@ -22,14 +23,23 @@ import triton
 from torch import Tensor
 
 from linattest.impls.arguments import Sizes
-from linattest.kernels import configs, decay, launch, ridge_conjugate, ridge_inverse, ridge_sums, ridge_walk
+from linattest.kernels import (
+    configs,
+    decay,
+    launch,
+    ridge_again,
+    ridge_conjugate,
+    ridge_inverse,
+    ridge_sums,
+    ridge_walk,
+)
 from linattest.kernels.delta_rule import strides
 from linattest.kernels.launch import CHUNK, Config, Layout
 
 
 class Sums(NamedTuple):
-    """Of keys, float32: at the start of each segment [segments, H, K], added from there until each chunk [chunks, H, K],
-    and in the end [N, H, K]."""
+    """Of keys, float32: at the start of each segment [segments, H, K], what is added from there until each chunk
+    [chunks, H, K], and in the end [N, H, K]."""
 
     starts: Tensor
     before: Tensor
@@ -75,8 +85,8 @@ def sums(
     starts, before, last = (None, None, None) if z_sums is None else z_sums
     config = configs.choose("ridge_sums", u.device, u.dtype, K, K)
     launch.run(
-        ridge_sums.sums, cut.segments * H * -(-K // config.block), edges, starts, before, u, k, strides(u, k), cut.table,
-        (T, cut.each, H), config=config, K=K, BK=width, BV=config.block, C=CHUNK, LENGTH=cut.length,
+        ridge_sums.sums, cut.segments * H * -(-K // config.block), edges, starts, before, u, k, strides(u, k),
+        cut.table, (T, cut.each, H), config=config, K=K, BK=width, BV=config.block, C=CHUNK, LENGTH=cut.length,
         PRECISION=launch.INPUT_PRECISION[u.dtype], PACKED=cut.packed,
     )  # fmt: skip
     block = min(1024, launch.width(K * K))
@@ -123,9 +133,9 @@ def solve(p: Penalty, x: Tensor, *, unit: Tensor | None = None, lengths: Tensor 
     C = CHUNK if width <= 32 else min(32, 4096 // width)
     rooms = (x.new_empty(programs, 2, C, K, dtype=torch.float32), x.new_empty(programs, K, K, dtype=torch.float32))
     launch.run(
-        ridge_conjugate.solve, programs, results, clean, x, p.u, p.lam, p.edges, rooms, strides(*results, x, p.u), cut.table,
-        (T, cut.each, H), p.number, config=Config(C, 8 if width >= 64 else 4, 1, 255), K=K, BK=width, BLOCK=16,
-        C=C, LENGTH=cut.length, PRECISION="tf32x3", PACKED=cut.packed,
+        ridge_conjugate.solve, programs, results, clean, x, p.u, p.lam, p.edges, rooms, strides(*results, x, p.u),
+        cut.table, (T, cut.each, H), p.number, config=Config(C, 8 if width >= 64 else 4, 1, 255), K=K, BK=width,
+        BLOCK=16, C=C, LENGTH=cut.length, PRECISION="tf32x3", PACKED=cut.packed,
     )  # fmt: skip
     return y
 
@@ -134,18 +144,20 @@ def _walk(p: Penalty, x: Tensor, results: tuple[Tensor | None, ...], cut: Layout
     """Fill what half precision can, and the marks of the rest; [segments, H] int32: whether there are none."""
     _, T, H, K = x.shape
     width, programs = launch.width(K), cut.segments * H
-    inverse, room = (x.new_empty(cut.segments, H, K, K, dtype=torch.float16) for _ in range(2))
-    sound = x.new_empty(cut.segments, H, dtype=torch.int32)
+    inverse = x.new_empty(cut.segments, H, 2, K, K, dtype=torch.float16)
+    room = torch.empty_like(inverse)
+    sound, clean = (x.new_empty(cut.segments, H, dtype=torch.int32) for _ in range(2))
     launch.run(
         ridge_inverse.inverses, programs, inverse, sound, p.edges, p.lam, H, p.number,
         config=Config(0, 8 if width > 64 else 4, 1), K=K, BK=width, STAGE=triton.language.float16,
     )  # fmt: skip
-    launch.run(
-        ridge_walk.walk, programs, results, x, p.u, p.lam, inverse, sound, room, strides(*results, x, p.u), cut.table,
-        (T, cut.each, H), p.number, config=Config(0, 4, 1), K=K, BK=width, C=CHUNK, LENGTH=cut.length,
-        STAGE=triton.language.float16, PACKED=cut.packed,
-    )  # fmt: skip
-    return sound
+    for kernel in (ridge_walk.walk, ridge_again.walk):
+        launch.run(
+            kernel, programs, results, clean, x, p.u, p.lam, inverse, sound, room, strides(*results, x, p.u), cut.table,
+            (T, cut.each, H), p.number, config=Config(0, 4, 1), K=K, BK=width, C=CHUNK, LENGTH=cut.length,
+            STAGE=triton.language.float16, PACKED=cut.packed,
+        )  # fmt: skip
+    return clean
 
 
 def one_token(K: int) -> Config:

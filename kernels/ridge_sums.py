@@ -1,7 +1,8 @@
 """Running sums at the starts of segments: M of u u^T, and z of keys for VLA's denominators.
 
-`sums` gives what each segment adds (and of z what it adds before each chunk), `scan` turns that into what was there before it, in place, and the final sums. An
-initial M is read as (M + M^T)/2; a sequence without tokens passes its state through as it is.
+`sums` gives what each segment adds (and of z what it adds before each chunk), `scan` turns that into what was there
+before it, in place, and the final sums. An initial M is read as (M + M^T)/2; a sequence without tokens passes its state
+through as it is.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ phi the part below the diagonal and half the diagonal, one step L <- L - phi(L (
 what it found. That is nearly every chunk, since A shrinks along every direction that comes again.
 
 Where it found too much, in the first chunk or two of repeated directions, conjugate gradients do the chunk's rows at
-once: Y = X A - C Z with row t of C from c (I + N) = x_t Z^T in its first t + 1 columns, A' = A - Z^T (I + N)^{-1} Z. A
-product of C x C a step; a row that has converged waits for the others without changing a bit.
+once: Y = X A - C Z with row t of C from c (I + N) = x_t Z^T in its first t + 1 columns, and A' = A - V Z with
+V (I + N) = Z^T. A row that has converged waits for the others without changing a bit.
 
-What half precision cannot do is marked, for ridge_conjugate.py to solve in float32. An entry of A is wrong by a
-rounding of the largest one, and Y by a rounding of X A: so a row is marked where |y| is much smaller than |x| times the
-largest of A, and all rows once the largest is much smaller than it was; where trace(N) up to its token is large, or a direction
-too long for A, which is left out; and where an iteration did not arrive. Values and marks depend on tokens up to their own.
+What half precision cannot do is marked, for ridge_again.py and ridge_conjugate.py. An entry of A is wrong by a rounding
+of the largest one, and Y by a rounding of X A: so a row is marked where |y| is much smaller than |x| times the largest
+of A, and all rows once the largest is much smaller than it was; where trace(N) up to its token is large, or a direction
+too long for A, which is left out; and where an iteration did not arrive. Values and marks depend on tokens up to their
+own.
 
 Sources: [VLA], section 2.2; Woodbury 1950.
 """
@@ -54,17 +55,18 @@ LONG = tl.constexpr(64.0)
 
 
 @triton.jit
-def solved(B, N, mask, C: tl.constexpr, STAGE: tl.constexpr):
-    """X [C, C] with X (I + N) = B by rows, in the columns of `mask`; and which rows [C] arrived."""
-    X, R = tl.zeros([C, C], tl.float32), B
+def solved(B, N, mask, STAGE: tl.constexpr):
+    """X [R, C] with X (I + N) = B by rows, in the columns of `mask` if it is not None; and which rows [R] arrived."""
+    X, R = tl.zeros_like(B), B
     left = tl.sum(R * R, axis=1)
     goal = left * ARRIVED
     P, active = R, left > 0.0
     bad = left != left
-    steps = tl.sum(tl.zeros([C], tl.int32), axis=0)
+    steps = tl.sum(active.to(tl.int32), axis=0) * 0
     going = tl.max(active.to(tl.int32), axis=0)
     while going > 0:
-        Q = P + tl.where(mask, dot(operand(P, STAGE), N, "tf32"), 0.0)  # [C, C] [C, C]
+        Q = dot(operand(P, STAGE), N, "tf32")  # [R, C] [C, C]
+        Q = P + (Q if mask is None else tl.where(mask, Q, 0.0))
         curvature = tl.sum(P * Q, axis=1)
         bad = bad | (active & ~(curvature > 0.0))
         active = active & (curvature > 0.0)
@@ -105,10 +107,10 @@ def _prefix(found, leverage, short):
 
 @triton.jit
 def _less(own, room, left, right, channels, K: tl.constexpr):
-    """A - left^T right, from `own` to `room` (which may be the same)."""
+    """A - left right, from `own` to `room` (which may be the same)."""
     tl.debug_barrier()
     after = load_matrix(own, channels, channels, K, K).to(tl.float32)  # [BK, BK]
-    after = dot_add(after, tl.trans(-left), right, "tf32")  # [BK, C] [C, BK]
+    after = dot_add(after, -left, right, "tf32")  # [BK, C] [C, BK]
     tl.debug_barrier()
     store_matrix(room, channels, channels, after, K, K)
     tl.debug_barrier()  # the next chunk reads, in other threads, what was stored
@@ -127,7 +129,7 @@ def _directions(u, strides, A, live, shrink, largest, K: tl.constexpr, BK: tl.co
 
 
 @triton.jit
-def _rows(x, strides, live, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+def rows(x, strides, live, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
     """X [C, BK] over powers of two [C], which come with it, and its squared lengths [C]."""
     X = tile(x, strides, tl.arange(0, C), tl.arange(0, BK), live, K).to(tl.float32)
     power, down = powers(X)
@@ -136,20 +138,22 @@ def _rows(x, strides, live, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _results(
-    results, strides, b, h, t0, live, X, C_, Z, A, size, power, over, good, least, C: tl.constexpr, K: tl.constexpr,
-    BK: tl.constexpr, STAGE: tl.constexpr,
-):  # fmt: skip
-    """Store Y = X A - C_ Z of `live` rows, as ridge_conjugate.solve does, and marks; [C] which rows are good.
+def _difference(X, P, W, A, channels, K: tl.constexpr, STAGE: tl.constexpr):
+    """X A - P W [C, BK]."""
+    tl.debug_barrier()  # A is read again, and again after: registers have no room for it
+    Y = dot(X, load_matrix(A, channels, channels, K, K), "tf32")  # [C, BK] [BK, BK]
+    return dot_add(Y, operand(-P, STAGE), W, "tf32")  # [C, C] [C, BK]
 
-    `least`: see SMALL.
-    """
+
+@triton.jit
+def store(
+    results, strides, b, h, t0, live, Y, size, power, over, good, least, C: tl.constexpr, K: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """Store Y of `live` rows, as ridge_conjugate.solve does, and marks; [C] which rows are good. `least`: see SMALL."""
     y, unit, lengths, marks = results
     ys, us, ls, ms, _, _ = strides
     i, channels = tl.arange(0, C), tl.arange(0, BK)
-    tl.debug_barrier()  # A is read again, and again after: registers have no room for it
-    Y = dot(X, load_matrix(A, channels, channels, K, K), "tf32")  # [C, BK] [BK, BK]
-    Y = dot_add(Y, operand(-C_, STAGE), Z, "tf32")  # [C, C] [C, BK]
     length = tl.sum(Y * Y, axis=1)
     good = good & (length >= least * least * size)
     tl.store(at(marks, ms, b, h, t0) + i * ms[1], tl.where(good, 0, 1).to(tl.int8), mask=live)
@@ -172,15 +176,16 @@ def _inverse_root(x):
 
 @triton.jit
 def walk(
-    results, x, u, lam, A, sound, room, strides, table, sizes, number,
+    results, clean, x, u, lam, A, sound, room, strides, table, sizes, number,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, LENGTH: tl.constexpr, STAGE: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
     """y [B, T, H, K] and marks [B, T, H] int8, 1 for a row to be solved again; a program is a segment of a head.
 
-    results are (y, unit, lengths, marks), as in ridge_conjugate.solve. A, sound: what ridge_inverse.inverses made;
-    sound becomes whether the segment has no mark. room [segments, H, K, K] of A's type is for what A becomes. strides
-    are those of y, unit, lengths, marks, x, u; sizes T, segments in a row and H.
+    results are (y, unit, lengths, marks), as in ridge_conjugate.solve. A, sound: what ridge_inverse.inverses made, of
+    which this takes the first plane; clean [segments, H] int32 becomes whether a segment has no mark. room [segments,
+    H, K, K] of A's type is for what A becomes. strides are those of y, unit, lengths, marks, x, u; sizes T, segments in
+    a row and H.
     """
     T, each, H = sizes
     _, unit, _, _ = results
@@ -193,10 +198,10 @@ def walk(
     over = 1.0 / ridge
     shrink = tl.sqrt(over)
     lower = i[:, None] >= i[None, :]
-    own, room = A + pid.to(tl.int64) * (K * K), room + pid.to(tl.int64) * (K * K)
+    own, room = A + pid.to(tl.int64) * (2 * K * K), room + pid.to(tl.int64) * (K * K)
     fine = tl.load(sound + pid)
     first = tl.max(tl.load(own + channels * (K + 1), mask=channels < K, other=0.0), axis=0).to(tl.float32)
-    clean = i >= 0
+    unmarked = i >= 0
     for t0 in range(begin, end, C):
         live = t0 + i < end
         largest = tl.max(tl.load(own + channels * (K + 1), mask=channels < K, other=0.0), axis=0).to(tl.float32)
@@ -207,35 +212,35 @@ def walk(
         easy, most = found <= FOUND, tl.max(found, axis=0)
         L = tl.where(easy[:, None], L, 0.0)  # later rows may be infinite, which 0 does not hide from earlier ones
         W = operand(dot(L, Z, "tf32"), STAGE)  # [C, C] [C, BK]
-        X, power, size = _rows(at(x, xs, b, h, t0), xs, live, K, BK, C)
+        X, power, size = rows(at(x, xs, b, h, t0), xs, live, K, BK, C)
         if unit is not None:
             put(at(unit, us, b, h, t0), us, i, channels, live, X * _inverse_root(size)[:, None], K)
         X = operand(X, STAGE)
         P = tl.where(lower, dot(X, tl.trans(W), "tf32"), 0.0)  # [C, BK] [BK, C]
-        good = _results(
-            results, strides, b, h, t0, live & easy, X, P, W, own, size, power, over, easy & (fine > 0),
-            SMALL * largest, C, K, BK, STAGE,
+        Y = _difference(X, P, W, own, channels, K, STAGE)
+        good = store(
+            results, strides, b, h, t0, live & easy, Y, size, power, over, easy & (fine > 0), SMALL * largest, C, K, BK
         )  # fmt: skip
         if most <= FOUND:
             if t0 + C < end:
-                _less(own, room, W, W, channels, K)
+                _less(own, room, tl.trans(W), W, channels, K)
         else:  # anew from memory, so that nothing is kept for it
             tl.debug_barrier()
             Z, N, short = _directions(at(u, ps, b, h, t0), ps, own, live, shrink, largest, K, BK, C, STAGE)
-            X, power, size = _rows(at(x, xs, b, h, t0), xs, live, K, BK, C)
+            X, power, size = rows(at(x, xs, b, h, t0), xs, live, K, BK, C)
             X = operand(X, STAGE)
             P = tl.where(lower, dot(X, tl.trans(Z), "tf32"), 0.0)  # [C, BK] [BK, C]
-            P, arrived = solved(P, N, lower, C, STAGE)
-            arrived = _results(
-                results, strides, b, h, t0, live & ~easy, X, P, Z, own, size, power, over,
-                arrived & (found < UNUSABLE) & (fine > 0), SMALL * largest, C, K, BK, STAGE,
+            P, arrived = solved(P, N, lower, STAGE)
+            Y = _difference(X, P, Z, own, channels, K, STAGE)
+            arrived = store(
+                results, strides, b, h, t0, live & ~easy, Y, size, power, over,
+                arrived & (found < UNUSABLE) & (fine > 0), SMALL * largest, C, K, BK,
             )  # fmt: skip
             good = tl.where(easy, good, arrived)
             if t0 + C < end:
-                P = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-                P, arrived = solved(P, N, lower | (i[:, None] < i[None, :]), C, STAGE)
-                fine = tl.where(most < UNUSABLE, tl.minimum(fine, tl.min(arrived.to(tl.int32), axis=0)), 0)
-                _less(own, room, Z, operand(dot(operand(P, STAGE), Z, "tf32"), STAGE), channels, K)  # [C, C] [C, BK]
-        clean = clean & (good | ~live)
+                V, came = solved(tl.trans(Z).to(tl.float32), N, None, STAGE)  # [BK, C]
+                fine = tl.where(most < UNUSABLE, tl.minimum(fine, tl.min(came.to(tl.int32), axis=0)), 0)
+                _less(own, room, operand(V, STAGE), Z, channels, K)
+        unmarked = unmarked & (good | ~live)
         own = room
-    tl.store(sound + pid, tl.min(clean.to(tl.int32), axis=0))
+    tl.store(clean + pid, tl.min(unmarked.to(tl.int32), axis=0))

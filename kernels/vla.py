@@ -174,7 +174,8 @@ def _step_backward(
     x, initial, none = Inputs(*wide, lam, number, unit, eps, None), State(S, M, z), q.new_empty(0)
     _, _, kept = vla_rule.forward(x, initial)
     found = vla_rule.backward(x, initial, kept, None if do is None else do.float(), State(dS, dM, dz))
-    dread, dlam = none if found.read is None else found.read.to(read.dtype), none if lam is None else found.lam
+    dread = none if read is None or found.read is None else found.read.to(read.dtype)
+    dlam = none if lam is None else found.lam
     dS, dM, dz = (none if x is None else gradient for x, gradient in zip((S, M, z), found[-3:], strict=True))
     dq, dk, dv, du = (gradient.to(q.dtype) for gradient in (found.q, found.k, found.v, found.u))
     return dq, dk, dv, du, dread, dlam, dS, dM, dz

@@ -13,7 +13,8 @@ that start afterwards.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -97,6 +98,21 @@ def claim(device: str) -> None:
     and a heavy input fails alone, not its neighbours with it."""
     if not missing(device) and kind(device) != "cpu":
         torch.cuda.set_per_process_memory_fraction(MEMORY / _workers, torch.device(device).index)
+
+
+@contextmanager
+def alone(device: str) -> Iterator[None]:
+    """Beyond this process's share for a while, for what is larger than any share; what was kept is given back first."""
+    release()
+    index = torch.device(device).index
+    if kind(device) != "cpu":
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
+    try:
+        yield
+    finally:
+        release()
+        if kind(device) != "cpu":
+            torch.cuda.set_per_process_memory_fraction(MEMORY / _workers, index)
 
 
 def release() -> None:

@@ -126,20 +126,17 @@ class Examination:
         estimate = self._estimate(name)
         hi, lo = (self.truth.hi[name], self.truth.lo[name]) if name in self.truth.hi else (estimate.hi, estimate.lo)
         rms = self.sensitivity.kappa_rms(name, estimate.head_axis)
-        term, kappa = self.term(name, variant), estimate.kappa
+        term, kappa = self.term(name, variant, whole=whole), estimate.kappa
         if whole and self.whole_roundoffs is not None:
             kappa = np.fmax(kappa, self.whole_roundoffs.kappa(name))
             more = self.whole_roundoffs.kappa_rms(name, estimate.head_axis)
             rms = rms if rms is None or more is None else np.fmax(rms, more)
         return Wanted(hi, lo, kappa, term.most, estimate.head_axis, rms, term.rms)
 
-    def staged(self, name: str, variant: Variant) -> Array:
-        """What a variant's staged operands may lose of every element of one output."""
-        return self.term(name, variant).most
-
-    def term(self, name: str, variant: Variant) -> staging.Term:
-        """The sum of a variant's staged terms for one output."""
-        total = staging.terms(self.operator, variant, self.reckoned, self.batch.case.gradient, self._terms)
+    def term(self, name: str, variant: Variant, *, whole: bool) -> staging.Term:
+        """The sum of a variant's staged terms for one output: what its operands may lose; all of them if ``whole``."""
+        gradient = self.batch.case.gradient
+        total = staging.terms(self.operator, variant, self.reckoned, gradient, self._terms, whole=whole)
         return total.get(name, staging.Term(np.zeros_like(self.sensitivity.values[name])))
 
     def _estimate(self, name: str) -> Wanted:

@@ -183,7 +183,8 @@ def _gradient(examination: Examination, variant: Variant, outcome: Outcome, *, w
         if np.any(np.abs(sensitive.values[name]) > torch.finfo(outcome[name].dtype).max):
             continue  # infinity is the right answer there, as the elementwise comparison knows; it has no sum
         got = outcome[name].double().numpy()
-        free = rounding(sensitive.values[name], examination.dtype_of(name)) + examination.staged(name, variant)
+        free = rounding(sensitive.values[name], examination.dtype_of(name))
+        free += examination.term(name, variant, whole=whole).most
         free_sum = float(np.sum(free * np.abs(direction.array)))
         yield compare_number(
             f"d {direction.name}", float(along(got)), exact, free_sum + gradients.TRUNCATION, unavoidable

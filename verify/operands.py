@@ -94,6 +94,8 @@ def roundings(nearest: bool, count: int, device: torch.device) -> torch.Tensor:
 
 BFLOAT16 = Format("bfloat16", 7, nearest=True)
 TF32 = Format("tf32", 10, nearest=False)
+TF32X3 = Format("tf32x3", 21, nearest=False)
+"""Two pieces of tf32: 22 bits with the leading one, and of a product of two such numbers not its smallest part."""
 
 
 class RoundedOperands(TorchDispatchMode):

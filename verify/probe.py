@@ -96,7 +96,7 @@ class Probe:
     def against(self, batch: Batch, name: str, exact: Array, axis: int = 2) -> Wanted:
         """What an output of another batch should be, if that is known, and the error allowed there."""
         sensitive, zero = self.sensitivity(batch), np.zeros_like(exact)
-        term = staging.terms(self.operator, self.variant, batch, False).get(name, staging.Term(zero))
+        term = staging.terms(self.operator, self.variant, batch, False, whole=False).get(name, staging.Term(zero))
         return Wanted(exact, zero, sensitive.kappa(name), term.most, axis, sensitive.kappa_rms(name, axis), term.rms)
 
     def judge(self, name: str, got: torch.Tensor, what: str, rows: slice = slice(None)) -> Finding:

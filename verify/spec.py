@@ -35,12 +35,14 @@ class Staged:
     """A low-precision operand inside an implementation, whose rounding is a named term of its error budget.
 
     ``function`` ("module:name") measures the term: ``(operator, batch, backward) -> {output name: error}``
-    (staging.py). ``dtypes`` are the input dtypes for which the operand is staged.
+    (staging.py). ``dtypes`` are the input dtypes for which the operand is staged. ``seldom``: it is so small that it is
+    measured only where a verdict would be red without.
     """
 
     name: str
     function: str
     dtypes: tuple[str, ...] = DTYPES
+    seldom: bool = False
 
 
 CARRIED_STATE = Staged(name="state between tokens", function="linattest.verify.staging:carried_state")
@@ -54,6 +56,12 @@ OPERANDS = (
     ),
     Staged(
         name="tf32 operands of matrix products", function="linattest.verify.staging:tf32_operands", dtypes=("float16",)
+    ),
+    Staged(
+        name="tf32x3 operands of matrix products",
+        function="linattest.verify.staging:tf32x3_operands",
+        dtypes=("float32",),
+        seldom=True,
     ),
 )
 """What a kernel computes and feeds to a tensor core again: scores, states, decayed values, residuals."""

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from linattest.verify.inputs import Batch, Structure, generator
-from linattest.verify.operands import BFLOAT16, TF32, Format, RoundedOperands
+from linattest.verify.operands import BFLOAT16, TF32, TF32X3, Format, RoundedOperands
 from linattest.verify.sensitivity import chunk_bytes, group_size, head_rms, run_copies
 from linattest.verify.spec import Operator, Staged, Variant
 from linattest.verify.subjects import (
@@ -63,12 +63,14 @@ Terms = Mapping[str, Term]
 
 
 def terms(
-    operator: Operator, variant: Variant, batch: Batch, backward: bool, measured: dict[str, Terms] | None = None
-) -> dict[str, Term]:
-    """All that a variant stages for the dtype of a batch, by output; ``measured`` keeps terms from call to call."""
+    operator: Operator, variant: Variant, batch: Batch, backward: bool, measured: dict[str, Terms] | None = None,
+    *, whole: bool = True,
+) -> dict[str, Term]:  # fmt: skip
+    """All that a variant stages for the dtype of a batch, by output; ``measured`` keeps terms from call to call. Those
+    that seldom count (``Staged.seldom``) only if ``whole``."""
     known = {} if measured is None else measured
     total: dict[str, Term] = {}
-    for staged in (x for x in variant.staged if batch.case.dtype in x.dtypes):
+    for staged in (x for x in variant.staged if batch.case.dtype in x.dtypes and (whole or not x.seldom)):
         if staged.function not in known:
             known[staged.function] = measure(staged, operator, batch, backward)
         for name, term in known[staged.function].items():
@@ -92,6 +94,12 @@ def bfloat16_operands(operator: Operator, batch: Batch, backward: bool) -> dict[
 def tf32_operands(operator: Operator, batch: Batch, backward: bool) -> dict[str, Term]:
     """The same, cut off to tf32: for float16 inputs, since what an accumulation makes may leave float16's range."""
     return _operands(operator, batch, backward, TF32)
+
+
+def tf32x3_operands(operator: Operator, batch: Batch, backward: bool) -> dict[str, Term]:
+    """The same, as three products of tf32 have them, for float32 inputs: a last bit or two of every operand, which
+    counts where a chunk's products cancel and a token loop's do not."""
+    return _operands(operator, batch, backward, TF32X3)
 
 
 def _operands(operator: Operator, batch: Batch, backward: bool, form: Format) -> dict[str, Term]:

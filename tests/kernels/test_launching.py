@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton.language as tl
 
-from linattest.kernels import launch
+from linattest.kernels import launch, library
 from linattest.kernels.launch import Config
 
 
@@ -101,3 +101,19 @@ def test_strides_are_made_once_and_their_kind_is_what_their_numbers_say(monkeypa
         launch.strides(torch.empty(2, n, 3, 16))
     assert id(strides) not in launch._known
     assert launch._kind(launch.strides(x)) == launch._kind(strides)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "copied"),
+    [((2, 70, 3, 16), (3360, 48, 16, 1), False), ((2, 70, 3, 16), (1 << 40, 48, 16, 1), False),
+     ((1, 12, 1, 8), (1 << 31, 195225786, 8, 1), True), ((1, 2, 1, 8), (1, 195225786, 8, 1), False),
+     ((1, 9000, 1, 8), (1, 1 << 25, 8, 1), True), ((1, 4, 1, 8), (1, 1, 1, 1 << 28), True),
+     ((1, 12, 1), (1, 195225786, 1), True), ((1 << 40,), (1,), False)],
+    ids=str,
+)  # fmt: skip
+def test_inputs_whose_chunks_32_bits_cannot_count_are_copied(
+    shape: tuple[int, ...], strides: tuple[int, ...], copied: bool
+) -> None:
+    x = torch.empty_strided(shape, strides, device="meta")
+    assert (library.near(x) is not x) == copied
+    assert library.near(x).is_contiguous() or not copied

@@ -94,7 +94,8 @@ def test_segments_hand_over_their_states_and_views_are_read_as_they_lie(
     xs, state = inputs(210, K=2, V=3, N=1 if offsets is None else 3)
     xs = [torch.stack([x, x], -1)[..., 0] for x in xs]
     assert not xs[0].is_contiguous()
-    agree(xs, state, **{} if offsets is None else {"cu_seqlens": torch.tensor(offsets, device=DEVICE)})
+    options: dict[str, Any] = {} if offsets is None else {"cu_seqlens": torch.tensor(offsets, device=DEVICE)}
+    agree(xs, state, **options)
 
 
 def test_a_denominator_at_its_floor_is_a_constant():

@@ -13,7 +13,7 @@ from linattest.verify.inputs import Batch
 from linattest.verify.probe import Finding, Probe
 from linattest.verify.properties.pieces import brief, tokens
 from linattest.verify.spec import Property
-from linattest.verify.subjects import provide, resolve
+from linattest.verify.subjects import Outcome, provide, resolve
 
 FAR = 1 << 31
 """Elements that a signed 32-bit offset cannot count."""
@@ -74,6 +74,11 @@ def far_memory(probe: Probe) -> Iterator[Finding]:
         return
     there = probe.there(batch)
     plain = probe.run_there(there)
+    with devices.alone(probe.device):
+        yield from _spread(probe, there, plain)
+
+
+def _spread(probe: Probe, there: Batch, plain: Outcome) -> Iterator[Finding]:
     for name, x in there.tensors.items():
         for axis, what in enumerate(("rows", "tokens")):
             if x.shape[axis] > 1:
