@@ -114,22 +114,42 @@ def seen(x, PRECISION: tl.constexpr):
     return x
 
 
-@triton.jit
-def decays(g, C: tl.constexpr):
-    """g [C] -> D [C, C], D[t, s] = exp(g_{s+1} + ... + g_t) for s <= t and 0 above.
+CLOSED = tl.constexpr(-110.0)
+"""A gate that lets nothing through: its exp is 0 in float32."""
 
-    Each entry is the exp of its own segment's sum: a difference of running sums would cancel, and be NaN at -inf.
+
+@triton.jit
+def finite(g):
+    """Gates without -inf, which closes no more than `CLOSED` does; NaN stays."""
+    return tl.where(g < CLOSED, CLOSED, g)
+
+
+@triton.jit
+def decays(g, C: tl.constexpr, STAGE: tl.constexpr):
+    """g [C], at most 0 -> D [C, C], D[t, s] = exp(g_{s+1} + ... + g_t) for s <= t and 0 above.
+
+    Each entry is the exp of its own segment's sum: a difference of running sums would cancel, and be NaN at -inf. Only
+    where the products around are of bfloat16 is it one, of gates that are `finite`: then a sum is at most 64 times 110,
+    and what its last bit is worth is a fifth of a rounding to bfloat16.
     """
     t = tl.arange(0, C)
-    sums = tl.cumsum(tl.where(t[:, None] > t[None, :], g[:, None], 0.0), axis=0)
+    if STAGE.is_bf16():
+        since = tl.cumsum(finite(g), axis=0)
+        sums = since[:, None] - since[None, :]
+    else:
+        sums = tl.cumsum(tl.where(t[:, None] > t[None, :], g[:, None], 0.0), axis=0)
     return tl.where(t[:, None] >= t[None, :], tl.exp(sums), 0.0)
 
 
 @triton.jit
-def until_decays(g, C: tl.constexpr):
+def until_decays(g, C: tl.constexpr, STAGE: tl.constexpr):
     """The transpose of `decays`, made as such: row s, column t."""
     t = tl.arange(0, C)
-    sums = tl.cumsum(tl.where(t[:, None] < t[None, :], g[None, :], 0.0), axis=1)
+    if STAGE.is_bf16():
+        since = tl.cumsum(finite(g), axis=0)
+        sums = since[None, :] - since[:, None]
+    else:
+        sums = tl.cumsum(tl.where(t[:, None] < t[None, :], g[None, :], 0.0), axis=1)
     return tl.where(t[:, None] <= t[None, :], tl.exp(sums), 0.0)
 
 

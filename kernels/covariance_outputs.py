@@ -95,7 +95,7 @@ def in_chunk(own, since, w, W, t, C: tl.constexpr, FORGET: tl.constexpr):
     `t` are the tokens: masks made of them are made anew in each chunk, and not kept in registers throughout the loop.
     """
     if FORGET:
-        D, found = tl.trans(decays(own, C)), tl.exp(since) * W
+        D, found = tl.trans(decays(own, C, tl.float32)), tl.exp(since) * W
     else:
         D, found = tl.where(t[:, None] <= t[None, :], 1.0, 0.0), tl.zeros([C], tl.float32) + W
     earlier = tl.where(t[:, None] < t[None, :], D * w[:, None], 0.0)

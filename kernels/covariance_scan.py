@@ -147,7 +147,7 @@ def _renewals(g, weight, g_strides, w_strides, b, h, t0, end, W, total, w, C: tl
     if WEIGHTED:
         before_w = tl.load(at(weight, w_strides, b, h, t0) + (i - 1) * w_strides[1], mask=earlier, other=0.0)
     since = tl.cumsum(own, axis=0)
-    before = tl.sum(decays(own, C) * before_w.to(tl.float32)[None, :], axis=1) + tl.exp(since) * W
+    before = tl.sum(decays(own, C, tl.float32) * before_w.to(tl.float32)[None, :], axis=1) + tl.exp(since) * W
     anew = (before == 0) & (w > 0)
     emptied = anew & (tl.exp(total + since) == 0)
     return tl.max(tl.where(anew, t0 + i, -1), axis=0), tl.max(tl.where(emptied, t0 + i, -1), axis=0)

@@ -46,9 +46,9 @@ def gradients(
     live = i < end - begin
     queries = tile(at(q, qs, b, h // G, begin), qs, i, x, live, K)  # [C, BK]
     keys = tile(at(k, ks, b, h // G, begin), ks, i, x, live, K)  # [C, BK]
-    own, since, until = gates_of(at(g, gs, b, h, begin), gs, i, end - begin)
+    own, since, until = gates_of(at(g, gs, b, h, begin), gs, i, end - begin, STAGE)
     products = dot(queries, tl.trans(keys), PRECISION)  # [C, C]
-    D = decays(own, C)
+    D = decays(own, C, STAGE)
     scores = operand(scale * products * D, STAGE)
     v, do, dv = at(v, vs, b, h, begin), at(do, os, b, h, begin), at(dv, dvs, b, h, begin)
     starts += (c.to(tl.int64) * HV + h) * (K * V)

@@ -26,6 +26,7 @@ from linattest.kernels.blocks import (
     at,
     dot,
     dot_add,
+    finite,
     first_chunk,
     load_matrix,
     operand,
@@ -38,9 +39,14 @@ from linattest.kernels.blocks import (
 
 
 @triton.jit
-def gates_of(g, strides, i, left):
-    """Gates [C] of a chunk at address g with `left` tokens to its segment's end, and the logs of d [C] and e [C]."""
+def gates_of(g, strides, i, left, STAGE: tl.constexpr):
+    """Gates [C] of a chunk at address g with `left` tokens to its segment's end, and the logs of d [C] and e [C]; of
+    one scan where products are of bfloat16 (see `blocks.decays`)."""
     own = tl.load(g + i * strides[1], mask=i < left, other=0.0).to(tl.float32)
+    if STAGE.is_bf16():
+        own = finite(own)
+        since = tl.cumsum(own, axis=0)
+        return own, since, tl.sum(tl.where(i == i.shape[0] - 1, since, 0.0), axis=0) - since
     after = tl.load(g + (i + 1) * strides[1], mask=(i + 1 < left) & (i + 1 < i.shape[0]), other=0.0).to(tl.float32)
     return own, tl.cumsum(own, axis=0), tl.cumsum(after, axis=0, reverse=True)
 
@@ -50,7 +56,7 @@ def advance(S, left, rows, row_strides, columns, column_strides, g, g_strides, i
             V: tl.constexpr, STAGE: tl.constexpr, PRECISION: tl.constexpr, REVERSED: tl.constexpr):  # fmt: skip
     """The state [BK, BV] after one chunk at the given addresses (before it, if reversed), and its sum of gates."""
     live = i < left
-    own, since, until = gates_of(g, g_strides, i, left)
+    own, since, until = gates_of(g, g_strides, i, left, STAGE)
     kept = tl.sum(own, axis=0)
     weight = tl.exp(since if REVERSED else until)
     a = tile(rows, row_strides, i, x, live, K)  # [C, BK]
@@ -147,8 +153,8 @@ def outputs(
         queries = tile(q, q_strides, i, x, live, K)  # [C, BK]
         keys = tile(k, k_strides, i, x, live, K)  # [C, BK]
         values = tile(v, v_strides, i, y, live, V)  # [C, BV]
-        own, since, until = gates_of(g, g_strides, i, end - begin - t)
-        scores = dot(keys, tl.trans(queries), PRECISION) * until_decays(own, C)  # [C, C], from s (rows) to t
+        own, since, until = gates_of(g, g_strides, i, end - begin - t, STAGE)
+        scores = dot(keys, tl.trans(queries), PRECISION) * until_decays(own, C, STAGE)  # [C, C], from s (rows) to t
         out = dot(operand(S, STAGE), operand(tl.trans(queries), STAGE), PRECISION) * tl.exp(since)[None, :]  # [BV, C]
         out = dot_add(out, operand(tl.trans(values), STAGE), operand(scores, STAGE), PRECISION)
         put(o, o_strides, i, y, live, tl.trans(out * scale), V)

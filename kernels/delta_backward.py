@@ -86,8 +86,8 @@ def gradients(
     pairs, since, until = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
     own = tl.zeros([C], tl.float32)
     if g is not None:
-        own, since, until = gates_of(at(g, gs, b, h, t0), gs, i, end - t0)
-        dA *= decays(own, C)
+        own, since, until = gates_of(at(g, gs, b, h, t0), gs, i, end - t0, STAGE)
+        dA *= decays(own, C, STAGE)
         w, w_strides = (erase, es) if write is None else (write, ws)
         X = _products(erase, w, es, w_strides, live, K, BK, C, STAGE, PRECISION)
         pairs = _crossing(dA * X * factor[None, :], C)
@@ -97,7 +97,7 @@ def gradients(
     if g is not None:
         M = tile(at(reads, ms, b, h, t0), ms, i, i, live, C)  # [C, C], scale lower(Q w^T * D)
         pairs += _crossing(dM * M.to(tl.float32), C)
-        dM *= decays(own, C)
+        dM *= decays(own, C, STAGE)
     dM = operand(scale * dM, STAGE)
     d, e = tl.exp(since), tl.exp(until)
 

@@ -203,7 +203,7 @@ def reads(
         M = tl.where(i[:, None] >= i[None, :], M, 0.0)
     else:
         own = tl.load(at(g, g_strides, b, h, t0) + i * g_strides[1], mask=live, other=0.0).to(tl.float32)
-        M *= decays(own, C)
+        M *= decays(own, C, q.dtype.element_ty)
     if beta is not None:
         M *= betas(beta, beta_strides, b, h, t0, end, C)[None, :]
     ptr = at(reads, reads_strides, b, h, t0)

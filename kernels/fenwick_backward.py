@@ -75,13 +75,13 @@ def gradients(
         dfinal += (n * L * HV + h) * (K * V)
     queries = tile(at(q, qs, b, h // G, begin), qs, i, x, live, K)  # [C, BK]
     keys = tile(at(k, ks, b, h // G, begin), ks, i, x, live, K)  # [C, BK]
-    own, since, until = gates_of(at(g, gs, b, h, begin), gs, i, end - begin)
+    own, since, until = gates_of(at(g, gs, b, h, begin), gs, i, end - begin, STAGE)
     lam, dlam = at(lam, ls, b, h, begin), at(dlam, dls, b, h, begin)
     v, do, dv = at(v, vs, b, h, begin), at(do, os, b, h, begin), at(dv, dvs, b, h, begin)
 
     # values, keys, and pairs inside the chunk
     products = dot(queries, tl.trans(keys), PRECISION)  # [C, C]
-    D, H = decays(own, C), mask_of_levels(lam, ls, i, live, t, t, L, LOG)
+    D, H = decays(own, C, STAGE), mask_of_levels(lam, ls, i, live, t, t, L, LOG)
     H = tl.where(i[:, None] >= i[None, :], H, 0.0)
     scores = operand(scale * products * D * H, STAGE)
     dA, dK = tl.zeros([C, C], tl.float32), tl.zeros([C, BK], tl.float32)

@@ -80,8 +80,8 @@ def pairs(
         k, v, do = at(k, ks, b, h // G, begin), at(v, vs, b, h, begin), at(do, os, b, h, begin)
         lam, dr, dlam = at(lam, ls, b, h, begin), at(dr, drs, b, h, begin), at(dlam, dls, b, h, begin)
         d, f, _kept = factors_of(factors, fs, b, h, begin, end, C)
-        own, _since, _until = gates_of(at(g, gs, b, h, begin), gs, i, end - begin)
-        D, factor = decays(own, C), betas(beta, bs, b, h, begin, end, C)
+        own, _since, _until = gates_of(at(g, gs, b, h, begin), gs, i, end - begin, STAGE)
+        D, factor = decays(own, C, STAGE), betas(beta, bs, b, h, begin, end, C)
         Tm = operand(tile(at(tm, tms, b, h, begin), tms, i, i, live, C), STAGE)  # [C, C]
         reading = tile(at(reads, rs, b, h, begin), rs, i, i, live, C)  # [C, C]
         if m is None:
@@ -169,7 +169,7 @@ def ends(
         q, k, do = at(q, qs, b, h // G, begin), at(k, ks, b, h // G, begin), at(do, os, b, h, begin)
         y, dy, dr = at(y, ys, b, h, begin), at(dy, dys, b, h, begin), at(dr, drs, b, h, begin)
         d, _f, kept = factors_of(factors, fs, b, h, begin, end, C)
-        own, _since, until = gates_of(at(g, gs, b, h, begin), gs, i, end - begin)
+        own, _since, until = gates_of(at(g, gs, b, h, begin), gs, i, end - begin, STAGE)
         e, factor = tl.exp(until), betas(beta, bs, b, h, begin, end, C)
         Tm = operand(tile(at(tm, tms, b, h, begin), tms, i, i, live, C), STAGE)  # [C, C]
         M = dot(operand(tile(at(reads, rs, b, h, begin), rs, i, i, live, C), STAGE), Tm, PRECISION)

@@ -69,9 +69,13 @@ def outputs(
     Q = tile(at(q, q_strides, b, h // G, begin), q_strides, i, x, live, K)  # [C, BK]
     keys = tile(at(k, k_strides, b, h // G, begin), k_strides, i, x, live, K)  # [C, BK]
     values = tile(at(v, v_strides, b, h, begin), v_strides, i, y, live, V)  # [C, BV]
-    own, since, _until = gates_of(at(g, g_strides, b, h, begin), g_strides, i, end - begin)
+    own, since, _until = gates_of(at(g, g_strides, b, h, begin), g_strides, i, end - begin, STAGE)
     lam = at(lam, l_strides, b, h, begin)
-    scores = dot(Q, tl.trans(keys), PRECISION) * decays(own, C) * mask_of_levels(lam, l_strides, i, live, t, t, L, LOG)
+    scores = (
+        dot(Q, tl.trans(keys), PRECISION)
+        * decays(own, C, STAGE)
+        * mask_of_levels(lam, l_strides, i, live, t, t, L, LOG)
+    )
     scores = operand(tl.where(i[:, None] >= i[None, :], scores, 0.0), STAGE)  # [C, C]
     out = dot(scores, operand(values, STAGE), PRECISION)  # [C, C] [C, BV]
     Q = operand(Q, STAGE)
@@ -137,7 +141,7 @@ def final_state(
     # the tokens of the chunk that the call ends in
     count = tl.minimum(behind & (C - 1), behind - before)
     begin, t = start + behind - before - count, ((behind - count) & (C - 1)).to(tl.int32) + i
-    own, _since, until = gates_of(at(g, g_strides, b, h, begin), g_strides, i, count)
+    own, _since, until = gates_of(at(g, g_strides, b, h, begin), g_strides, i, count, STAGE)
     log = tl.sum(own, axis=0)
     size = K * V * tl.cast(HV, tl.int64)
     where, inside = x[:, None] * V + y[None, :], (x < K)[:, None] & (y < V)[None, :]

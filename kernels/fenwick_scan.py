@@ -101,7 +101,7 @@ def states(
         left = (chunk + 1) * C - position - t
         keys = tile(k + t * k_strides[1], k_strides, i, x, i < left, K)  # [C, BK]
         values = tile(v + t * v_strides[1], v_strides, i, y, i < left, V)  # [C, BV]
-        own, _since, until = gates_of(g + t * g_strides[1], g_strides, i, left)
+        own, _since, until = gates_of(g + t * g_strides[1], g_strides, i, left, STAGE)
         log = tl.sum(own, axis=0)
         kept = tl.exp(log)
         weighted = operand(values * tl.exp(until)[:, None], STAGE)

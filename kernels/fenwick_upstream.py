@@ -42,7 +42,7 @@ def reading(X, q, do, g, lam, strides, t, left, i, x, y, level, L, scale, K: tl.
     live = i < left
     queries = tile(q + t * q_strides[1], q_strides, i, x, live, K)  # [C, BK]
     upstream = tile(do + t * o_strides[1], o_strides, i, y, live, V)  # [C, BV]
-    _own, since, _until = gates_of(g + t * g_strides[1], g_strides, i, left)
+    _own, since, _until = gates_of(g + t * g_strides[1], g_strides, i, left, STAGE)
     w = scale * weights(lam + t * l_strides[1], l_strides, i, live, level, L) * tl.exp(since)
     weighted = operand(upstream * w[:, None], STAGE)
     return dot_add(X, tl.trans(operand(queries, STAGE)), weighted, PRECISION)  # [BK, C] [C, BV]
@@ -81,7 +81,7 @@ def gather(
             chunk = (position >> LOG) + count - 1 - m
             t = tl.maximum(chunk * C - position, 0)
             left = tl.minimum((chunk + 1) * C - position, end - begin) - t
-            own, _since, _until = gates_of(g + t * g_strides[1], g_strides, i, left)
+            own, _since, _until = gates_of(g + t * g_strides[1], g_strides, i, left, STAGE)
             X = reading(
                 X * tl.exp(tl.sum(own, axis=0)), q, do, g, lam, strides, t, left, i, x, y, j + LOG + 4, L, scale, K, V,
                 STAGE, PRECISION,
@@ -254,7 +254,7 @@ def carry(
         index = (c + chunk - start) * HV + h
         t = tl.maximum(chunk * C - position, 0)
         left = tl.minimum((chunk + 1) * C - position, end - begin) - t
-        own, _since, _until = gates_of(g + t * g_strides[1], g_strides, i, left)
+        own, _since, _until = gates_of(g + t * g_strides[1], g_strides, i, left, STAGE)
         log, total = tl.sum(tl.zeros([C], tl.float32), axis=0), tl.sum(own, axis=0)
         kept = tl.exp(total)
         # from the highest bit down: the sum over zero bits above
