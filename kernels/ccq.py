@@ -61,7 +61,9 @@ def chunk(
     name. `initial_state` is CCQState(CovState, the backbone's state). Returns o [B, T, HV, V] in v's dtype and the
     final state (None unless `output_final_state`).
 
-    Raises NotImplementedError for `normalizer` of linear attention.
+    Raises NotImplementedError for `normalizer` of linear attention; TypeError or ValueError (naming the argument) for
+    what the backbone does not take, and as `covariance_contract.chunk` and the backbone do.
+
     `validate` as in `covariance_contract.chunk`.
     """
     module = _module(backbone, backbone_args)

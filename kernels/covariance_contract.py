@@ -57,11 +57,14 @@ def chunk(
 
     q, k [B, T, H, K] of one dtype: float32, bfloat16 or float16, K at most 256; lam, cov_g, weight [B, T, H] of that
     dtype or float32; `initial_state` a CovState of float32 tensors. Returns q~ [B, T, H, K] in q's dtype and the final
-    state (None unless `output_final_state`). Any strides, no copies of q and k. Gradients: of all
-    inputs and of the state; those of float16 inputs by float32 kernels.
+    state (None unless `output_final_state`). `cu_seqlens` [N + 1] int32 or int64, with B = 1. Any strides, no copies of
+    q and k. Gradients: of all inputs and of the state; those of float16 inputs by float32 kernels.
 
     `validate` checks values too (lam, cov_g, weight, count, offsets), which waits for the GPU. Without it a value out
-    of its domain gives the right result or one that is not finite. Raises TypeError for float64 inputs.
+    of its domain gives the right result or one that is not finite.
+
+    Raises TypeError or ValueError (naming the argument) for wrong types, dtypes (float64 too), shapes, devices, widths;
+    RuntimeError on a CPU outside of Triton's interpreter.
     """
     sizes = _check(q, k, lam, cov_g, weight, validate)
     N = launch.check_packing(cu_seqlens, sizes, validate=validate)

@@ -33,9 +33,13 @@ def chunk(
 
     q, k [B, T, H, K], v [B, T, HV, V] (HV a multiple of H) of one dtype: float32, bfloat16 or float16; widths 1 to 256;
     beta [B, T, HV] of that dtype or float32; `initial_state` S [N, HV, K, V] float32. Returns o [B, T, HV, V] in v's
-    dtype and the final state (None unless `output_final_state`). Any strides, no copies.
+    dtype and the final state (None unless `output_final_state`). `scale` None is K**-0.5. `cu_seqlens` [N + 1] int32 or
+    int64, with B = 1. Any strides, no copies.
 
-    `validate` checks values too (beta, offsets), which waits for the GPU. Raises TypeError for float64 inputs.
+    `validate` checks values too (beta, offsets), which waits for the GPU.
+
+    Raises TypeError or ValueError (naming the argument) for wrong types, dtypes (float64 too), shapes, devices, widths;
+    RuntimeError on a CPU outside of Triton's interpreter.
     """
     sizes = _check(q, k, v, beta, validate)
     x = Operands(q, k, None, v, None, beta)

@@ -36,12 +36,15 @@ def chunk(
     """Chunk-parallel form on a GPU: arguments, results and errors as `linattest.impls.delta_scan.recurrent`.
 
     q [B, T, H, K]; erase, write [B, T, H or HV, K]; v [B, T, HV, V] (HV a multiple of H) of one dtype: float32,
-    bfloat16 or float16; widths 1 to 256; g [B, T, HV] of that dtype or float32, or None; `initial_state`
-    [N, HV, K, V] float32. Returns o [B, T, HV, V] in v's dtype and the final state (None unless `output_final_state`).
-    Any strides, no copies.
+    bfloat16 or float16; widths 1 to 256; g [B, T, HV] of that dtype or float32, or None; `initial_state` [N, HV, K, V]
+    float32. Returns o [B, T, HV, V] in v's dtype and the final state (None unless `output_final_state`). `scale` None
+    is K**-0.5. `cu_seqlens` [N + 1] int32 or int64, with B = 1. Any strides, no copies.
 
     `validate` checks values too (gates, offsets), which waits for the GPU. Without it a value out of its domain gives
-    the right result or one that is not finite. Raises TypeError for float64 inputs.
+    the right result or one that is not finite.
+
+    Raises TypeError or ValueError (naming the argument) for wrong types, dtypes (float64 too), shapes, devices, widths;
+    RuntimeError on a CPU outside of Triton's interpreter.
     """
     sizes = _check(q, erase, write, v, g, validate)
     return run(

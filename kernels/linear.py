@@ -32,10 +32,11 @@ def chunk(
 
     q, k [B, T, H, K], v [B, T, HV, V] (HV a multiple of H) of one dtype: float32, bfloat16 or float16; widths 1 to 256;
     `initial_state` S [N, HV, K, V] float32. Returns o [B, T, HV, V] in v's dtype and the final state (None unless
-    `output_final_state`). `validate` checks offsets too, which waits for the GPU. `eps` belongs
-    to `normalizer`.
+    `output_final_state`). `scale` None is K**-0.5. `cu_seqlens` [N + 1] int32 or int64, with B = 1. `validate` checks
+    offsets too, which waits for the GPU. `eps` belongs to `normalizer`.
 
-    Raises NotImplementedError for `normalizer`; TypeError for float64 inputs.
+    Raises NotImplementedError for `normalizer`; TypeError or ValueError (naming the argument) for wrong types, dtypes
+    (float64 too), shapes, devices, widths; RuntimeError on a CPU outside of Triton's interpreter.
     """
     return gla.chunk(
         q, k, v, _no_gate(q, k, v, normalizer), scale=scale, initial_state=initial_state,

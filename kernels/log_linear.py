@@ -51,12 +51,15 @@ def chunk(
 
     q, k [B, T, H, K], v [B, T, HV, V] (HV a multiple of H) of one dtype: float32, bfloat16 or float16; widths 1 to 256;
     g, beta [B, T, HV] and level_weights [B, T, HV, L] of that dtype or float32; `initial_state` a FenwickState with S
-    float32. Returns o [B, T, HV, V] in v's dtype and the final state (None unless `output_final_state`). Any strides,
-    no copies of q, k, v.
+    float32. Returns o [B, T, HV, V] in v's dtype and the final state (None unless `output_final_state`). `scale` None
+    is K**-0.5. `cu_seqlens` [N + 1] int32 or int64, with B = 1. Any strides, no copies of q, k, v. L levels serve
+    2^(L - 1) tokens of a sequence, those before its state included.
 
     `validate` checks values too (gates, weights, beta, offsets, positions, levels), which waits for the GPU. Without it
-    a value out of its domain gives the right result or one that is not finite: a level that is missing is NaN. Raises
-    TypeError for float64 inputs.
+    a value out of its domain gives the right result or one that is not finite: a level that is missing is NaN.
+
+    Raises TypeError or ValueError (naming the argument) for wrong types, dtypes (float64 too), shapes, devices, widths;
+    RuntimeError on a CPU outside of Triton's interpreter.
     """
     sizes = _check(q, k, v, g, level_weights, beta, validate)
     factor = arguments.check_scale(scale, sizes.K)

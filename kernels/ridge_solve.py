@@ -33,10 +33,15 @@ def chunk(
     """Chunk-parallel form on a GPU: arguments, results and errors as `linattest.impls.ridge_solve.recurrent`.
 
     x, u [B, T, H, K] of one dtype: float32, bfloat16 or float16, K at most 256; `initial_state` M [N, H, K, K] float32.
-    Returns y [B, T, H, K] in x's dtype and the final M (None unless `output_final_state`). Any strides, no copies.
+    Returns y [B, T, H, K] in x's dtype and the final M (None unless `output_final_state`). `cu_seqlens` [N + 1] int32
+    or int64, with B = 1. `lam0` is a number or a tensor [] or [H], floating, finite and above 0. Any strides, no
+    copies.
 
     `validate` checks values too (lam0, offsets), which waits for the GPU. Without it a value out of its domain gives
-    the right result or one that is not finite. Raises TypeError for float64 inputs.
+    the right result or one that is not finite.
+
+    Raises TypeError or ValueError (naming the argument) for wrong types, dtypes (float64 too), shapes, devices, widths;
+    RuntimeError on a CPU outside of Triton's interpreter.
     """
     sizes = _check(x, u, lam0, validate)
     N = launch.check_packing(cu_seqlens, sizes, validate=validate)

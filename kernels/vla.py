@@ -53,11 +53,15 @@ def chunk(
 
     q, k, u [B, T, H, K], v [B, T, H, V] of one dtype: float32, bfloat16 or float16; widths 1 to 256; `initial_state` a
     VLAState of float32 tensors. Returns o [B, T, H, V] in v's dtype and the final state (None unless
-    `output_final_state`). Any strides, no copies. `read` [B, T, H, K] reads S in q's place, which is then in the
-    denominator alone (CCQ).
+    `output_final_state`). `cu_seqlens` [N + 1] int32 or int64, with B = 1. `lam0` is a number or a tensor [] or [H],
+    floating, finite and above 0; `gain` is "unit" (a_t of length 1) or "raw". Any strides, no copies. `read` [B, T, H,
+    K] reads S in q's place, which is then in the denominator alone (CCQ).
 
     `validate` checks values too (lam0, offsets), which waits for the GPU. Without it a value out of its domain gives
-    the right result or one that is not finite. Raises TypeError for float64 inputs.
+    the right result or one that is not finite.
+
+    Raises TypeError or ValueError (naming the argument) for wrong types, dtypes (float64 too), shapes, devices, widths;
+    RuntimeError on a CPU outside of Triton's interpreter.
     """
     sizes, floor = _check(q, k, v, u, read, lam0, normalizer, eps, gain, validate)
     N = launch.check_packing(cu_seqlens, sizes, validate=validate)
@@ -84,7 +88,10 @@ def step(
     read: Tensor | None = None,
     validate: bool = False,
 ) -> tuple[Tensor, VLAState]:
-    """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `chunk`."""
+    """One decode token ([B, 1, H, *]): (o, new state); the state passed in is not modified. Errors as `chunk`.
+
+    `scale` is there because other operators' steps have it: None or 1, since VLA has no output scale.
+    """
     sizes, floor = _check(q, k, v, u, read, lam0, normalizer, eps, gain, validate)
     arguments.check_one_token(sizes.T)
     if scale is not None and arguments.check_number("scale", scale) != 1:

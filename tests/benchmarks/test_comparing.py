@@ -184,7 +184,7 @@ def test_commits_are_found_by_the_beginning_of_a_hash(tmp_path: Path, gpu_record
 
 def test_a_dirty_record_is_no_records_commit(tmp_path: Path, gpu_record: Record):
     (tmp_path / "a.json").write_text(json.dumps(gpu_record | {"commit": "a" * 40 + "-dirty"}))
-    with pytest.raises(ValueError, match="aaaaaaaaaaaa-dirty"):
+    with pytest.raises(ValueError, match="1 more of sources that no commit has"):
         find("aaaaaaa", tmp_path)
 
 

@@ -48,7 +48,7 @@ def named(found: Any, given: str | None) -> str:
     Raises:
         Misfit: neither says.
     """
-    if given:
+    if given is not None:
         return given
     said = str(found or "unknown")
     if not HASH.fullmatch(said):

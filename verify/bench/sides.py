@@ -76,8 +76,12 @@ def find(given: str, results: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{given!r} is neither a file nor a commit (7 to 40 hexadecimal digits)")
     fitting = [commit for commit in commits if commit.startswith(given) and HASH.fullmatch(commit)]
     if len(fitting) != 1:
-        few = ", ".join(commit[:12] + ("-dirty" if commit.endswith("-dirty") else "") for commit in commits) or "none"
-        raise ValueError(f"{len(fitting)} commits with records begin with {given!r}, expected one; there are: {few}")
+        few = ", ".join(commit[:12] for commit in commits if HASH.fullmatch(commit)) or "none"
+        beside = sum(not HASH.fullmatch(commit) for commit in commits)
+        more = f"; {beside} more of sources that no commit has: name their files" if beside else ""
+        raise ValueError(
+            f"{len(fitting)} commits with records begin with {given!r}, expected one; there are: {few}{more}"
+        )
     return [record for record in records if record["commit"] == fitting[0]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -115,24 +116,32 @@ def _show(console: Console, crossed: list[dict[str, Any]], uncrossed: list[dict[
     if not crossed and not uncrossed:
         console.print("nothing measured: no record has timings of an operator beside softmax")
         return
-    title = "faster than softmax attention from so many tokens on"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("direction", "how", "tokens", "95 %", "softmax", "GPU", "commit"):
-        table.add_column(name, justify="right" if name == "tokens" else "left", no_wrap=True)
-    last = ""
-    for row in sorted([*crossed, *uncrossed], key=_order):
-        name = f"{row['operator']}-{row['variant']}" if row["variant"] else row["operator"]
-        if name != last:
-            table.add_row(f"[bold]{escape(name)}[/]")
-        last = name
-        how = ("graph" if row["graphed"] else "plain") + (", cold" if row["l2"] == "cold" else "")
-        known = (row["softmax"], row["gpu"].removeprefix("NVIDIA "), str(row["commit"])[:8])
-        table.add_row(SHORT[row["direction"]], how, *_cells(row), *known)
-    console.print(table, highlight=False)
+    console.print("faster than softmax attention from so many tokens on\n")
+    rows = sorted([*crossed, *uncrossed], key=_order)
+    for (name, gpu, commit), group in itertools.groupby(rows, _heading):
+        console.print(f"[bold]{escape(name)}[/]  {escape(gpu)}, commit {escape(commit)}", highlight=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for column in ("direction", "how", "tokens", "95 %", "softmax"):
+            table.add_column(column, justify="right" if column == "tokens" else "left", no_wrap=True)
+        for row in group:
+            how = ("graph" if row["graphed"] else "plain") + (", cold" if row["l2"] == "cold" else "")
+            table.add_row(SHORT[row["direction"]], how, *_cells(row), row["softmax"])
+        console.print(table, highlight=False)
+
+
+def _heading(row: dict[str, Any]) -> tuple[str, str, str]:
+    """The operator, the GPU and the commit of a row, in words."""
+    name = f"{row['operator']}-{row['variant']}" if row["variant"] else row["operator"]
+    return name, row["gpu"].removeprefix("NVIDIA "), _short(str(row["commit"]))
+
+
+def _short(commit: str) -> str:
+    return commit[:8] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["operator"], row["variant"], DIRECTIONS.index(row["direction"]), row["measured"])
+    place = (row["measured"], DIRECTIONS.index(row["direction"]), row["graphed"], row["l2"])
+    return (row["operator"], row["variant"], row["gpu"], *place)
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str]:
