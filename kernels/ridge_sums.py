@@ -38,7 +38,7 @@ def sums(
         live = t0 + i < end
         directions = at(u, us, b, h, t0)
         rows = tile(directions, us, i, x, live, K)  # [C, BK]
-        columns = tile(directions, us, i, y, live, K)  # [C, BV]
+        columns = tile(directions, us, i, y, live, K) if BV < BK else rows  # [C, BV]
         added = dot_add(added, tl.trans(rows), columns, PRECISION)  # [BK, C] [C, BV]
         if k is not None:
             tl.store(before + ((chunk + (t0 - begin) // C) * H + h) * K + x, keys, mask=x < width)

@@ -227,4 +227,6 @@ def test_terms_of_several_operands_add_up_and_depend_on_the_dtype():
     once, twice = (staging.terms(operator, a_kernel(len, OPERANDS * n), batch, False)["o"] for n in (1, 2))
     assert np.allclose(twice.most, 2 * once.most) and once.rms is not None and twice.rms is not None
     assert np.allclose(twice.rms, 2 * once.rms)
-    assert staging.terms(operator, a_kernel(len), case_of("gla", "float32"), False) == {}
+    wide = case_of("gla", "float32", Structure(T=9, K=3, V=2))
+    assert staging.terms(operator, a_kernel(len), wide, False, whole=False) == {}
+    assert 0 < staging.terms(operator, a_kernel(len), wide, False)["o"].most.max() < 2.0**-10 * once.most.max()
