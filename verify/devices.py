@@ -13,8 +13,7 @@ that start afterwards.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -78,47 +77,6 @@ def chosen(operator: Operator, names: tuple[str, ...], device: str) -> list[Vari
         for variant in operator.variants
         if (variant.name in names if names else kernels or not variant.kernel) and not obstacle(variant, device)
     ]
-
-
-MEMORY = 0.85
-"""What the workers of a campaign may take of a GPU's memory in all; a context of each is beside that."""
-
-_workers = 1
-
-
-def among(workers: int) -> None:
-    """This process is one of so many that use a GPU at once."""
-    global _workers
-    _workers = workers
-
-
-@cache
-def claim(device: str) -> None:
-    """Take at most this process's share of a GPU's memory: the allocator gives back what lies idle before it refuses,
-    and a heavy input fails alone, not its neighbours with it."""
-    if not missing(device) and kind(device) != "cpu":
-        torch.cuda.set_per_process_memory_fraction(MEMORY / _workers, torch.device(device).index)
-
-
-@contextmanager
-def alone(device: str) -> Iterator[None]:
-    """Beyond this process's share for a while, for what is larger than any share; what was kept is given back first."""
-    release()
-    index = torch.device(device).index
-    if kind(device) != "cpu":
-        torch.cuda.set_per_process_memory_fraction(1.0, index)
-    try:
-        yield
-    finally:
-        release()
-        if kind(device) != "cpu":
-            torch.cuda.set_per_process_memory_fraction(MEMORY / _workers, index)
-
-
-def release() -> None:
-    """Give back what lies idle: a neighbour's binaries need room too."""
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 def small_enough(variant: Variant, case: Case, device: str) -> bool:

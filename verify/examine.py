@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from linattest.verify import devices, gradients, registry
+from linattest.verify import devices, gpu_share, gradients, registry
 from linattest.verify.devices import home, place, surroundings
 from linattest.verify.examination import Examination, out_of_reach
 from linattest.verify.given import batch_of, operator_of
@@ -34,11 +34,11 @@ def examine(job: Job, variants: tuple[str, ...] = (), bundles: Path | None = Non
 
     A variant that raises gives a record of status ``error``; nothing else is lost.
     """
-    devices.claim(job.device)
+    gpu_share.claim(job.device)
     try:
         return list(judged(job, variants, bundles))
     finally:
-        devices.release()
+        gpu_share.release()
 
 
 def judged(job: Job, variants: tuple[str, ...] = (), bundles: Path | None = None) -> Iterator[Record]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from linattest.verify import devices
+from linattest.verify import gpu_share
 from linattest.verify.environment import source_hash
 
 ANSWER_SECONDS = 5.0
@@ -118,7 +118,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _start_worker(workers: int) -> None:
-    devices.among(workers)
+    gpu_share.among(workers)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()

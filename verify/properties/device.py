@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from linattest.verify import devices
+from linattest.verify import devices, gpu_share
 from linattest.verify.inputs import Batch
 from linattest.verify.probe import Finding, Probe
 from linattest.verify.properties.pieces import brief, tokens
@@ -74,7 +74,7 @@ def far_memory(probe: Probe) -> Iterator[Finding]:
         return
     there = probe.there(batch)
     plain = probe.run_there(there)
-    with devices.alone(probe.device):
+    with gpu_share.alone(probe.device):
         yield from _spread(probe, there, plain)
 
 
