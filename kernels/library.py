@@ -52,12 +52,12 @@ class Operation:
 
 
 def near(x: Any) -> Any:
-    """An input [B, T, H] or [B, T, H, D] as it is, or a copy where it is spread out so far that tokens of a chunk, or
-    channels of a token, lie 2**31 elements apart: within a tile a kernel counts in 32 bits."""
+    """An input [B, T, H] or [B, T, H, D] as it is, or a copy where it is spread out so far that tokens of eight chunks,
+    or channels of a token, lie 2**31 elements apart: within a tile a kernel counts in 32 bits."""
     if not isinstance(x, Tensor) or x.dim() < 3:
         return x
     shape, strides = x.shape, x.stride()
-    far = min(shape[1], launch.CHUNK) * strides[1] >= FAR or (x.dim() > 3 and shape[3] * strides[3] >= FAR)
+    far = min(shape[1], 8 * launch.CHUNK) * strides[1] >= FAR or (x.dim() > 3 and shape[3] * strides[3] >= FAR)
     return x.contiguous() if far else x
 
 
