@@ -58,6 +58,17 @@ def test_outputs_states_and_gradients_are_those_of_float64(dtype: torch.dtype, c
     agree(answers(gla.chunk, xs, state, **options), answers(impl.chunk, xs, state, **options), dtype)
 
 
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("channel", [False, True], ids=["head", "channel"])
+def test_nothing_passes_a_closed_gate(dtype: torch.dtype, channel: bool):
+    """Behind a gate of -inf, in the same chunk and in the next, no bit tells what was before it."""
+    xs, cut = inputs(140, channel=channel, dtype=dtype), 70
+    before = [torch.cat([1000 * x[:, :cut], x[:, cut:]], 1) for x in xs[:3]]
+    (o, S), (changed, final) = (gla.chunk(*ys, xs[3], output_final_state=True) for ys in (xs[:3], before))
+    assert torch.equal(o[:, cut:], changed[:, cut:]) and torch.equal(S, final)
+    assert not torch.equal(o[:, :cut], changed[:, :cut])
+
+
 @pytest.mark.parametrize("channel", [False, True], ids=["head", "channel"])
 def test_packed_sequences_are_alone_and_rows_behind_the_last_are_zero(channel: bool):
     xs = inputs(80, H=2, HV=4, channel=channel)
