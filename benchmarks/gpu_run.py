@@ -4,7 +4,7 @@
 
 Needs torch and Triton; flash-linear-attention is measured beside if it is installed. The record is written after every
 step, so that whatever ends a run, what was measured is kept. Exit code 1: a gate was red or a check failed; 3: nothing
-was measured; 130: interrupted.
+was measured; 130: interrupted. A call of ours that raises counts as a failed check, a rival's does not.
 """
 
 from __future__ import annotations
@@ -220,9 +220,15 @@ def _report(record: dict[str, Any]) -> None:
 def _status(record: dict[str, Any]) -> int:
     if record["stopped"] == "interrupted":
         return 130
-    if _red(record) or record["stopped"].startswith("the device"):
+    if _red(record) or _ours_failed(record) or record["stopped"].startswith("the device"):
         return 1
     return 0 if any(r["implementation"] == OURS for r in record["timings"]) else 3
+
+
+def _ours_failed(record: dict[str, Any]) -> bool:
+    """Whether a call of ours raised: what rivals fail at names them."""
+    steps = ("inputs", "first call", "gate", "checks", *STAGES[:2])
+    return any(row["what"] in steps or f" of {OURS}" in row["what"] for row in record["failures"])
 
 
 def _red(record: dict[str, Any]) -> list[dict[str, Any]]:

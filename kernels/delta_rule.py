@@ -118,6 +118,13 @@ def _constants(x: Operands, segments: Layout, config: Config) -> dict[str, objec
     )  # fmt: skip
 
 
+def _walk_config(name: str, x: Operands) -> Config:
+    """How a forward walk is built: otherwise where write keys are apart, which are one more tile of each chunk."""
+    wide = 64 < x.sizes.K <= 128 and x.sizes.V > 64
+    apart = wide and x.write is not None and x.q.dtype == torch.bfloat16
+    return configs.choose(f"{name}_apart" if apart else name, x.q.device, x.q.dtype, x.sizes.K, x.sizes.V)
+
+
 def _at_once(width: int) -> int:
     """Channels of a map that a scan over segments reads at once: all of them where they fit into shared memory."""
     return width if width <= 128 else 64
@@ -158,7 +165,7 @@ def forward(
     if not cut.alone:
         _connect(x, saved, initial, cut.segments, planes)
     o, final = launch.output(x.v, x.v.shape, zero=cut.segments.packed), _beyond(initial, cut, x)
-    config = configs.choose("delta_outputs", x.q.device, x.q.dtype, K, V)
+    config = _walk_config("delta_outputs", x)
     launch.run(
         delta_walk.outputs, cut.segments.segments * HV * -(-V // config.block),
         o, x.q, x.erase, x.write, x.v, divisor, *saved, (initial, final),
@@ -206,7 +213,7 @@ def _connect(x: Operands, saved: Saved, initial: Tensor | None, segments: Layout
     """Fill `maps`: each segment's map, then in its rows B the states between segments."""
     _, T, _, HV, K, V = x.sizes
     _, per_erase, per_write = x.per
-    config = configs.choose("delta_transitions", x.q.device, x.q.dtype, K, V)
+    config = _walk_config("delta_transitions", x)
     blocks = -(-K // config.block) - (-V // config.block)
     launch.run(
         delta_walk.transitions, segments.segments * HV * blocks,

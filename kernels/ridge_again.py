@@ -13,9 +13,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linattest.kernels.blocks import at, dot_add, load_matrix, operand, put, segment, store_matrix, tile
-from linattest.kernels.ridge_conjugate import last_mark, powers
-from linattest.kernels.ridge_walk import LEVERAGE, LONG, SHRUNK, SMALL, inverse_root
+from linattest.kernels.blocks import at, dot_add, load_matrix, operand, segment, store_matrix, tile
+from linattest.kernels.ridge_careful import rows, store
+from linattest.kernels.ridge_conjugate import last_mark
+from linattest.kernels.ridge_walk import LEVERAGE, LONG, SHRUNK, SMALL
 
 ARRIVED = tl.constexpr(2.0**-36)
 """Squared residual of a row beside that of its right side."""
@@ -80,42 +81,10 @@ def _load(A, channels, K: tl.constexpr):
 
 
 @triton.jit
-def _rows(x, strides, live, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
-    """X [C, BK] over powers of two [C], which come with it, and its squared lengths [C]."""
-    X = tile(x, strides, tl.arange(0, C), tl.arange(0, BK), live, K).to(tl.float32)
-    power, down = powers(X)
-    X *= down[:, None]  # exact
-    return X, power, tl.sum(X * X, axis=1)
-
-
-@triton.jit
-def _store(
-    results, strides, b, h, t0, live, Y, size, power, over, good, least, C: tl.constexpr, K: tl.constexpr,
-    BK: tl.constexpr,
-):  # fmt: skip
-    """Store Y of `live` rows, as ridge_conjugate.solve does, and marks; [C] which rows are good. `least`: see SMALL."""
-    y, unit, lengths, marks = results
-    ys, us, ls, ms, _, _ = strides
-    i, channels = tl.arange(0, C), tl.arange(0, BK)
-    length = tl.sum(Y * Y, axis=1)
-    good = good & (length >= least * least * size)
-    tl.store(at(marks, ms, b, h, t0) + i * ms[1], tl.where(good, 0, 1).to(tl.int8), mask=live)
-    if lengths is not None:
-        tl.store(at(lengths, ls, b, h, t0) + i * ls[1], over * tl.sqrt(length) * inverse_root(size), mask=live)
-        Y *= inverse_root(length)[:, None]
-    elif unit is not None:
-        Y *= (over * inverse_root(size))[:, None]
-    else:
-        Y *= (over * power)[:, None]
-    put(at(y, ys, b, h, t0), ys, i, channels, live, Y, K)
-    return good
-
-
-@triton.jit
 def walk(
     results, clean, x, u, lam, A, sound, room, strides, table, sizes, number,
-    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, LENGTH: tl.constexpr, STAGE: tl.constexpr,
-    PACKED: tl.constexpr,
+    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, HEAD: tl.constexpr, LENGTH: tl.constexpr,
+    STAGE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """y of rows that have a mark, which they lose if it is right now; arguments as of `ridge_walk.walk`.
 
@@ -131,7 +100,7 @@ def walk(
     over = 1.0 / (number if lam is None else tl.load(lam + h))
     lower, diagonal = i[:, None] >= i[None, :], i[:, None] == i[None, :]
     own, room = A + pid.to(tl.int64) * (2 * K * K), room + pid.to(tl.int64) * (2 * K * K)
-    fine, stop = tl.load(sound + pid), begin
+    fine, stop = tl.load(sound + 2 * pid), begin
     if (tl.load(clean + pid) == 0) & (fine > 0):
         stop = last_mark(at(marks, ms, b, h, begin), ms[1], begin, end, C)
     first = tl.max(tl.load(own + channels * (K + 1), mask=channels < K, other=0.0), axis=0).to(tl.float32)
@@ -150,14 +119,14 @@ def walk(
         leverage = tl.cumsum(tl.sum(tl.where(diagonal, N, 0.0), axis=1), axis=0)
         usable = (tl.cumsum((~short).to(tl.int32), axis=0) == 0) & (leverage <= LEVERAGE * MORE)
         N = planes(N, STAGE)
-        X, power, size = _rows(at(x, xs, b, h, t0), xs, live, K, BK, C)
+        X, power, size = rows(at(x, xs, b, h, t0), xs, live, K, BK, C)
         X = planes(X, STAGE)
         P = product(tl.zeros([C, C], tl.float32), X, turned(Z))  # [C, BK] [BK, C]
         P, arrived = solved(tl.where(lower, P, 0.0), N, lower, STAGE)
         tl.debug_barrier()
         Y = product(tl.zeros([C, BK], tl.float32), X, _load(own, channels, K))  # [C, BK] [BK, BK]
         Y = product(Y, planes(-P, STAGE), Z)  # [C, C] [C, BK]
-        good = _store(
+        good = store(
             results, strides, b, h, t0, asked, Y, size, power, over, arrived & usable & (fine > 0),
             SMALL / MORE * largest, C, K, BK,
         )  # fmt: skip

@@ -18,13 +18,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linattest.kernels.blocks import dot, dot_add, load_matrix, operand, store_matrix
+from linattest.kernels import ridge_careful
+from linattest.kernels.blocks import dot, dot_add, load_matrix, operand, segment, store_matrix
+from linattest.kernels.ridge_walk import begins
 
 NEAR = tl.constexpr(2.0**-6)
 """How far from 1 eigenvalues of G X are after the last step that is scaled."""
 
 EASY = tl.constexpr(2.0**9)
 """Largest g of which single planes do the first steps: of G X a rounding of X is an eighth."""
+
+HARD = tl.constexpr(2.0**11)
+"""Largest g of which X R does without the second plane of X."""
 
 MOST = tl.constexpr(40)
 """Steps that are enough for every g below 2^30."""
@@ -38,17 +43,24 @@ CLOSER = tl.constexpr(2.0**-16)
 
 @triton.jit
 def inverses(
-    A, sound, edges, lam, H, number, K: tl.constexpr, BK: tl.constexpr, STAGE: tl.constexpr,
+    A, room, sound, clean, results, x, u, edges, lam, strides, table, sizes, number,
+    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, HEAD: tl.constexpr, LENGTH: tl.constexpr,
+    STAGE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A [segments, H, 2, K, K] of STAGE: lam0 (lam0 I + M)^{-1} in two planes, M [segments, H, K, K] float32 at
-    `edges`; sound [segments, H] int32: 1 where the residual passes, else 0. lam [H] float32, or None, and then lam0 is
-    `number`.
+    `edges`; lam [H] float32, or None, and then lam0 is `number`.
+
+    A sequence's first segment is inverted easily. Meanwhile its first HEAD chunks are solved, and its inverse after
+    them goes to the first plane of `room`, which is like A; results, strides and sizes are those of ridge_walk.walk.
+    sound [segments, H, 2] int32 is 1 where A's residual passes, and then where it is right after these chunks, too;
+    clean [segments, H] int32 is 1 where they have no mark.
     """
+    T, each, H = sizes
     pid = tl.program_id(0).to(tl.int64)
-    x = tl.arange(0, BK)
+    channels = tl.arange(0, BK)
     ridge = number if lam is None else tl.load(lam + tl.program_id(0) % H)
-    eye = tl.where(x[:, None] == x[None, :], 1.0, 0.0)
-    G = eye + load_matrix(edges + pid * (K * K), x, x, K, K) / ridge  # [BK, BK]
+    eye = tl.where(channels[:, None] == channels[None, :], 1.0, 0.0)
+    G = eye + load_matrix(edges + pid * (K * K), channels, channels, K, K) / ridge  # [BK, BK]
     rows = tl.max(tl.sum(tl.abs(G), axis=1), axis=0)
     trace = tl.sum(tl.sum(G * eye, axis=1), axis=0)
     g = 1.125 * tl.maximum(tl.minimum(rows, trace - (BK - 1)), 1.0)
@@ -68,14 +80,32 @@ def inverses(
         R = eye - dot_add(dot_add(dot(high, first, "tf32"), low, first, "tf32"), high, second, "tf32")
         left = tl.sum(tl.sum(R * R, axis=1), axis=0)
         R = operand(R, STAGE)
-        X = dot_add(dot_add(X, first, R, "tf32"), second, R, "tf32")
+        X = dot_add(X, first, R, "tf32")
+        if g > HARD:
+            X = dot_add(X, second, R, "tf32")
         X *= tl.where(e > NEAR, 2.0 / (2.0 - 0.875 * e * e), 1.0)
         better = tl.where(e > NEAR, left <= 4 * BK * BK, (left > CLOSER) & (left <= before / 4))  # a NaN is not
         before = tl.where(e > NEAR, before, left)
         e = tl.where(e > NEAR, 1.125 * e * e / (2.0 - 0.875 * e * e), e)
         steps += 1
         going = tl.where(better & (steps < MOST), 1, 0)
-    tl.store(sound + pid, tl.where((left <= CLOSE) & (e <= NEAR), 1, 0))
+    passes = tl.where((left <= CLOSE) & (e <= NEAR), 1, 0)
     high = operand(X, STAGE)
-    store_matrix(A + pid * (2 * K * K), x, x, high, K, K)
-    store_matrix(A + pid * (2 * K * K) + K * K, x, x, X - high.to(tl.float32), K, K)
+    A += pid * (2 * K * K)
+    store_matrix(A, channels, channels, high, K, K)
+    store_matrix(A + K * K, channels, channels, X - high.to(tl.float32), K, K)
+    tl.store(sound + 2 * pid, passes)
+    s, h = tl.program_id(0) // H, tl.program_id(0) % H
+    good = tl.arange(0, C) >= 0
+    if begins(s, table, each, PACKED):
+        _, b, begin, end = segment(s, table, T, each, LENGTH, PACKED)
+        room += pid * (2 * K * K)
+        for t0 in range(begin, tl.minimum(begin + HEAD * C, end), C):
+            tl.debug_barrier()
+            passes, right = ridge_careful.chunk(
+                results, x, u, strides, b, h, t0, end, A, room, 1.0 / ridge, passes, K, BK, C, STAGE
+            )  # fmt: skip
+            good = good & right
+            A = room
+    tl.store(sound + 2 * pid + 1, passes)
+    tl.store(clean + pid, tl.min(good.to(tl.int32), axis=0))

@@ -144,20 +144,28 @@ def _walk(p: Penalty, x: Tensor, results: tuple[Tensor | None, ...], cut: Layout
     """Fill what half precision can, and the marks of the rest; [segments, H] int32: whether there are none."""
     _, T, H, K = x.shape
     width, programs = launch.width(K), cut.segments * H
-    inverse = x.new_empty(cut.segments, H, 2, K, K, dtype=torch.float16)
-    room = torch.empty_like(inverse)
-    sound, clean = (x.new_empty(cut.segments, H, dtype=torch.int32) for _ in range(2))
+    inverse, room = (x.new_empty(cut.segments, H, 2, K, K, dtype=torch.float16) for _ in range(2))
+    sound, clean = (x.new_empty(cut.segments, H, n, dtype=torch.int32) for n in (2, 1))
+    rest = (strides(*results, x, p.u), cut.table, (T, cut.each, H), p.number)
+    constants = dict(
+        K=K, BK=width, C=CHUNK, HEAD=_head(K), LENGTH=cut.length, STAGE=triton.language.float16, PACKED=cut.packed
+    )
     launch.run(
-        ridge_inverse.inverses, programs, inverse, sound, p.edges, p.lam, H, p.number,
-        config=Config(0, 8 if width > 64 else 4, 1), K=K, BK=width, STAGE=triton.language.float16,
+        ridge_inverse.inverses, programs, inverse, room, sound, clean, results, x, p.u, p.edges, p.lam, *rest,
+        config=Config(0, 8 if width > 64 else 4, 1), **constants,
     )  # fmt: skip
     for kernel in (ridge_walk.walk, ridge_again.walk):
         launch.run(
-            kernel, programs, results, clean, x, p.u, p.lam, inverse, sound, room, strides(*results, x, p.u), cut.table,
-            (T, cut.each, H), p.number, config=Config(0, 4, 1), K=K, BK=width, C=CHUNK, LENGTH=cut.length,
-            STAGE=triton.language.float16, PACKED=cut.packed,
+            kernel, programs, results, clean, x, p.u, p.lam, inverse, sound, room, *rest,
+            config=Config(0, 4, 1), **constants,
         )  # fmt: skip
     return clean
+
+
+def _head(K: int) -> int:
+    """Chunks at the start of a sequence that ridge_walk.py cannot be expected to do: with VLA's directions, of length
+    1/sqrt(K), trace(N) is 64/(K lam0) in the first, and repeated ones are a K-th of that many."""
+    return 1 if K > 64 else 2 if K > 32 else 4
 
 
 def one_token(K: int) -> Config:

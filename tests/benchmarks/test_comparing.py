@@ -179,7 +179,7 @@ def test_commits_are_found_by_the_beginning_of_a_hash(tmp_path: Path, gpu_record
             find(wrong, tmp_path)
     [(_, right)] = common(sides("A", [gpu_record]), sides("B", find("aaaaaaa", tmp_path)))
     assert right.started == ["2026-01-01", "2026-01-03"]
-    assert f"B is {'a' * 40}" in to_markdown([compare(right, right)])
+    assert f"B is B, {'a' * 40}." in to_markdown([compare(right, right)])
 
 
 def test_a_dirty_record_is_no_records_commit(tmp_path: Path, gpu_record: Record):

@@ -110,8 +110,9 @@ def worst(x: Tensor, u: Tensor, lam0: float) -> tuple[float, float, float]:
 
 
 def test_half_precision_serves_ordinary_directions_to_a_few_of_its_roundings():
-    error, marked, _ = worst(*half(140, 24), lam0=2.0)
-    assert error <= ROUNDINGS * ROUNDING[torch.float16] and marked == 0
+    for K in (24, 100):  # the first four chunks, or one, are done apart
+        error, marked, _ = worst(*half(200, K), lam0=0.4)
+        assert error <= ROUNDINGS * ROUNDING[torch.float16] and marked == 0
 
 
 @pytest.mark.parametrize("directions", [1, 3])
@@ -133,6 +134,15 @@ def test_what_half_precision_cannot_do_is_marked_and_solved_in_two_planes(what: 
     assert error <= ROUNDINGS * ROUNDING[torch.float16] and marked > 0 and left == 0
 
 
+def test_a_direction_that_begins_to_repeat_late_is_marked_from_there_on_and_solved_in_two_planes():
+    """In a chunk that no conjugate gradients do beforehand: one chunk for this width."""
+    x, u = half(130, 100)
+    u[:, :64], u[:, 64:] = u[:, :1].clone(), u[:, 64:65].clone()
+    u[:, 64:, :, :50] *= -1
+    error, marked, left = worst(x, u, 0.1)
+    assert error <= ROUNDINGS * ROUNDING[torch.float16] and 0 < marked <= 66 / 130 and left == 0
+
+
 @pytest.mark.parametrize("what", ["small ridge", "long direction"])
 def test_what_two_planes_cannot_do_is_solved_in_float32(what: str):
     """A leverage of 3e5 and |u|^2 of 4e5, in units of lam0."""
@@ -143,14 +153,16 @@ def test_what_two_planes_cannot_do_is_solved_in_float32(what: str):
     assert error <= ROUNDINGS * ROUNDING[torch.float16] and marked > 0
 
 
-def test_later_tokens_change_no_bit_in_half_precision_either():
+@pytest.mark.parametrize(("T", "K"), [(60, 24), (100, 100)])
+def test_later_tokens_change_no_bit_in_half_precision_either(T: int, K: int):
     """Later tokens that converge late, that are too long, and that are not marked."""
-    (x, u), (other, rest) = half(60, 24), half(60, 24, seed=1)
+    (x, u), (other, rest) = half(T, K), half(T, K, seed=1)
     before, _ = ridge_solve.chunk(x, u, lam0=2.0)
     for factor in (1, 30, 1000):
-        x[:, 40:], u[:, 40:] = other[:, 40:], factor * rest[:, 40:]
+        x[:, T - 20 :], u[:, T - 20 :] = other[:, T - 20 :], factor * rest[:, T - 20 :]
         after, _ = ridge_solve.chunk(x, u, lam0=2.0)
-        assert torch.equal(before[:, :40], after[:, :40]) and not torch.equal(before[:, 40:], after[:, 40:])
+        assert torch.equal(before[:, : T - 20], after[:, : T - 20])
+        assert not torch.equal(before[:, T - 20 :], after[:, T - 20 :])
 
 
 def test_later_tokens_change_no_bit_of_earlier_ones():

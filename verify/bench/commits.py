@@ -71,12 +71,27 @@ def resolve(root: Path, name: str, branches: Sequence[str]) -> Commit:
     except Misfit as error:
         raise Misfit(f"no commit {name!r} in {root}: it must be there (git fetch?) before it is filed") from error
     for branch in branches:
-        if found in git(root, "rev-list", "--first-parent", branch, "--").decode().split():
+        if found in git(root, "rev-list", "--first-parent", _known(root, branch), "--").decode().split():
             return Commit(found, int(git(root, "show", "--no-patch", "--format=%at", found).decode()) * 1000)
     raise Misfit(
         f"commit {found[:12]} is not on the first-parent line of {' or '.join(branches)}, and only that is published: "
         "measure it again once it is merged, or name its branch in benchmarks/asv.conf.json"
     )
+
+
+def _known(root: Path, branch: str) -> str:
+    """A branch as this checkout knows it: a checkout of one commit alone, as CI makes it, has no branch of its own.
+
+    Raises:
+        Misfit: it does not know it.
+    """
+    for name in (branch, f"origin/{branch}"):
+        try:
+            git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        except Misfit:
+            continue
+        return name
+    raise Misfit(f"{root} has neither a branch {branch!r} nor origin/{branch}, and only what is on it is published")
 
 
 def source_hash(root: Path, commit: Commit, folders: Sequence[str]) -> str:

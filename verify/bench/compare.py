@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy import stats
 
+from linattest.verify.bench import losses
 from linattest.verify.bench.sides import Key, Row, Side
 from linattest.verify.crossover import DIRECTIONS, OURS, SOFTMAX
 from linattest.verify.snapshots import FLOOR, GROWTH
@@ -37,9 +38,6 @@ LEAST_ERROR = FLOOR / THRESHOLD
 """Errors below this part of the limit are alike: the floor of snapshots, in parts of their threshold."""
 
 RIVALS = (SOFTMAX, "fla:")
-
-WHOLE = ("import", "inputs", "first call", "gate")
-"""Steps of a run whose failure leaves no timing of ours in any direction."""
 
 Verdict = Literal["faster", "slower", "same", "ambiguous"]
 
@@ -92,7 +90,8 @@ class Growth:
 class Comparison:
     """Everything about one pair.
 
-    ``broken``: timed in A, and tried without success in B; ``gone``: not tried in B. ``environment``: what differs.
+    ``broken``: what passed in A and not in B; ``gone``: not tried in B; ``slow_starts``: first calls that take longer.
+    ``environment``: what differs.
     """
 
     a: Side
@@ -104,6 +103,7 @@ class Comparison:
     memory: list[Growth]
     broken: list[str]
     gone: list[str]
+    slow_starts: list[str]
     environment: dict[str, tuple[Any, Any]]
 
     @property
@@ -115,6 +115,18 @@ class Comparison:
     def grown(self) -> list[Growth]:
         """Errors and peaks of memory that grew."""
         return [row for row in [*self.errors, *self.memory] if row.grew]
+
+    @property
+    def told(self) -> bool:
+        """Whether anything can be said: one timing at least that is not ambiguous, or errors where there are none."""
+        timed = any(key[2] == OURS for key in self.a.timings)
+        return any(row.verdict != "ambiguous" for row in self.timings) if timed else bool(self.errors)
+
+    @property
+    def seen(self) -> list[tuple[float, Timing]]:
+        """By timing, the ratio from which on a slowdown would be called one, smallest first."""
+        known = [(row.high / row.ratio * self.factor, row) for row in self.timings if row.high is not None]
+        return sorted(known, key=lambda pair: pair[0])
 
     @property
     def failed(self) -> bool:
@@ -145,7 +157,7 @@ def compare(a: Side, b: Side, factor: float = FACTOR, seed: int = 0) -> Comparis
         a, b, factor, controls, sorted(
             (_timing(key, a, b, found[key], by[key[5]], len(ours), factor) for key in ours), key=_order
         ),
-        _errors(a, b), _memory(a, b, factor), *_gone(a, b),
+        _errors(a, b), _memory(a, b, factor), losses.broken(a, b), losses.gone(a, b), losses.slow_starts(a, b),
         {n: pair for n in names if (pair := (a.environment.get(n), b.environment.get(n)))[0] != pair[1]},
     )  # fmt: skip
 
@@ -236,28 +248,3 @@ def _memory(a: Side, b: Side, factor: float) -> list[Growth]:
             why = "the peak of memory grew" if grew else ""
             rows.append(Growth(operator, variant, direction, tokens, was, now, grew, why))
     return rows
-
-
-def _gone(a: Side, b: Side) -> tuple[list[str], list[str]]:
-    """What was timed in A alone: what B tried, with the reason it has, and what it did not."""
-    broken, gone = dict[str, None](), dict[str, None]()
-    for key in a.timings:
-        if key[2] == OURS and key not in b.timings:
-            operator, variant, _, direction, tokens, *_ = key
-            what = " ".join(filter(None, (operator, variant, direction))) + f", {tokens} tokens"
-            said = next((f for f in b.failures if _concerns(f, operator, variant, direction, tokens)), None)
-            if said:
-                broken[f"{what}: {said['error']}"] = None
-            else:
-                gone[what] = None
-    return list(broken), list(gone)
-
-
-def _concerns(failure: Row, operator: str, variant: str, direction: str, tokens: int) -> bool:
-    """Whether a failure is why a timing of ours is missing: not a rival's, nor another direction's."""
-    what = str(failure["what"])
-    return (
-        (failure["operator"], failure["variant"]) == (operator, variant)
-        and failure["tokens"] in (tokens, 0, *([1] if direction == "decode" else []))
-        and (what in WHOLE or what == direction or what.endswith(f" of {OURS}, {direction}"))
-    )

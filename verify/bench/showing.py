@@ -27,10 +27,21 @@ def headline(found: Comparison) -> str:
     said = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
     said = said or f"{len(found.errors)} errors compared"
     errors, memory = (sum(row.grew for row in rows) for rows in (found.errors, found.memory))
-    more = [f"{errors} errors grew"] * bool(errors) + [f"{memory} peaks of memory grew"] * bool(memory)
-    more += [f"{len(found.broken)} timings broken"] * bool(found.broken)
+    more = [
+        text
+        for n, text in (
+            (errors, _many(errors, "error", "grew or gate turned red")),
+            (memory, _many(memory, "peak of memory grew", "")),
+            (len(found.broken), f"{len(found.broken)} broken"),
+        )
+        if n
+    ]
     gpu, dtype, *_ = found.a.setting
     return f"{'CPU' if gpu == 'none' else gpu}, {dtype}: " + "; ".join([said, *more])
+
+
+def _many(n: int, what: str, more: str) -> str:
+    return f"{n} {what}{'s' * (n != 1 and not what.endswith('grew'))} {more}".strip()
 
 
 def notes(found: Comparison) -> Iterator[str]:
@@ -41,10 +52,21 @@ def notes(found: Comparison) -> Iterator[str]:
             yield f"{how}: {c.count} rivals timed in both runs, too few to tell a change from a drift of the machine"
         else:
             yield f"{how}: {c.count} timings of rivals, {c.shift:.3f} times as long in B, spread {100 * c.spread:.1f} %"
+    if found.seen:
+        (half, _), (most, row) = found.seen[len(found.seen) // 2], found.seen[-1]
+        name, direction, tokens, how, *_ = timing_cells(row)
+        yield (
+            f"a slowdown is told from {half:.2f} times as long on for half of the timings, from {most:.2f} for all "
+            f"({name} {direction}, {tokens} tokens, {how})"
+        )
+    for text in found.slow_starts:
+        yield f"longer to the first result: {text}"
+    if not found.told:
+        yield "nothing could be told from these records"
     for name, (a, b) in found.environment.items():
         yield f"{name} differs: {a} in A, {b} in B"
     if found.gone:
-        yield f"{len(found.gone)} timed in A and not tried in B, such as {found.gone[0]}"
+        yield f"{len(found.gone)} in A and not tried in B: {'; '.join(found.gone[:5])}" + ", .." * (len(found.gone) > 5)
 
 
 def print_comparison(console: Console, found: Comparison, everything: bool) -> None:
@@ -96,7 +118,8 @@ def to_markdown(pairs: Sequence[Comparison]) -> str:
             lines += [f"| {' | '.join(timing_cells(row))} |" for row in changed] + [""]
         lines += [f"- {line}" for line in [*map(growth_text, found.grown), *(f"broken: {x}" for x in found.broken)]]
         lines += [f"- {line}" for line in notes(found)]
-        lines += ["", f"A is {found.a.commit}, B is {found.b.commit}.", ""]
+        of = "" if found.timings else " (the commit is linattest's, which judged)"
+        lines += ["", f"A is {found.a.name}, {found.a.commit}; B is {found.b.name}, {found.b.commit}{of}.", ""]
     return "\n".join(lines)
 
 
@@ -114,6 +137,7 @@ def to_json(pairs: Sequence[Comparison]) -> dict[str, Any]:
                 ],
                 "timings": [asdict(row) for row in found.timings], "errors": [asdict(row) for row in found.errors],
                 "memory": [asdict(row) for row in found.memory], "broken": found.broken, "gone": found.gone,
+                "slow_starts": found.slow_starts, "told": found.told,
                 "environment": found.environment,
             }
             for found in pairs

@@ -37,6 +37,7 @@ class Side:
     gates: dict[Key, Row] = field(default_factory=dict)
     peers: dict[Key, Row] = field(default_factory=dict)
     memory: dict[Key, Row] = field(default_factory=dict)
+    checks: dict[Key, Row] = field(default_factory=dict)
     failures: list[Row] = field(default_factory=list)
 
     def add(self, record: Row) -> None:
@@ -52,6 +53,7 @@ class Side:
             kept = self.gates if row["implementation"] == OURS else self.peers
             kept[row["operator"], row["variant"], row["direction"], row["tokens"]] = row
         for row in record["checks"]:
+            self.checks[row["operator"], row["variant"], row["what"], row["tokens"]] = row
             if row["what"].startswith("peak memory, ") and row.get("value"):
                 direction = row["what"].removeprefix("peak memory, ")
                 self.memory[row["operator"], row["variant"], direction, row["tokens"]] = row

@@ -23,7 +23,7 @@ from linattest.verify import compiled
 from linattest.verify.bench import commits, drawings, filing, history
 from linattest.verify.bench.charts import name_of
 from linattest.verify.bench.commits import Misfit
-from linattest.verify.bench.gpu_records import read_records
+from linattest.verify.bench.gpu_records import read_json, read_records
 from linattest.verify.bench.history import Setting
 from linattest.verify.crossover import DIRECTIONS, OURS
 from linattest.verify.report.page import render
@@ -46,7 +46,7 @@ def results_of(folder: Path) -> dict[Path, dict[str, Any]]:
     """asv's results below a folder: not the records beside them."""
     found: dict[Path, dict[str, Any]] = {}
     for path in sorted(folder.glob("*/*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if isinstance(content, dict) and "commit_hash" in content and "result_columns" in content:
             found[path] = content
     return found
@@ -58,7 +58,9 @@ def check(root: Path, found: dict[Path, dict[str, Any]], branches: Sequence[str]
     Raises:
         Misfit: one is not; the message names all.
     """
-    wrong: list[str] = []
+    wrong = [text for path, content in found.items() for text in _unreadable(path, content)]
+    if wrong:
+        raise Misfit("asv cannot show these: " + "; ".join(wrong))
     for path, content in found.items():
         try:
             commits.resolve(root, content["commit_hash"], branches)
@@ -66,6 +68,17 @@ def check(root: Path, found: dict[Path, dict[str, Any]], branches: Sequence[str]
             wrong.append(f"{path}: {error}")
     if wrong:
         raise Misfit("asv would leave these out: " + "; ".join(wrong))
+
+
+def _unreadable(path: Path, content: dict[str, Any]) -> list[str]:
+    """What asv stumbles over: parameters that are no text, a machine without a record of its own."""
+    said = [] if (path.parent / "machine.json").is_file() else [f"{path}: there is no machine.json beside it"]
+    column = content["result_columns"].index("params") if "params" in content["result_columns"] else None
+    for name, row in content["results"].items():
+        values = row[column] if column is not None and len(row) > column else None
+        if not all(isinstance(x, str) for some in values or () for x in some or ()):
+            said.append(f"{path}: a parameter of {name} is no text: file its record again (linattest bench record)")
+    return said
 
 
 def outdated(found: dict[Path, dict[str, Any]], suite: Sequence[Any]) -> list[str]:

@@ -48,7 +48,9 @@ def crossover(
     names = {chosen.name for chosen in operators_named(operator or [])} if operator else None
     unknown = sorted(set(direction or []) - set(DIRECTIONS))
     if unknown:
-        raise typer.BadParameter(f"no direction {unknown}; known: {list(DIRECTIONS)}", param_hint="--direction")
+        raise typer.BadParameter(
+            f"no direction {', '.join(unknown)}; known: {', '.join(DIRECTIONS)}", param_hint="--direction"
+        )
     if not results.is_dir() and results != RESULTS:
         raise typer.BadParameter(f"no folder {results}", param_hint="--results")
     try:
@@ -106,6 +108,9 @@ def _draw(path: Path, crossed: list[dict[str, Any]], uncrossed: list[dict[str, A
     rows = made.shown(crossed, uncrossed)
     if not rows:
         raise typer.Exit(NOTHING)
+    others = sorted({row["gpu"] for row in [*crossed, *uncrossed]} - {rows[0]["gpu"]})
+    if others:
+        Console(stderr=True).print(f"{path} is of {rows[0]['gpu']}; not drawn: {', '.join(others)}", highlight=False)
     try:
         path.write_text(made.picture(rows), encoding="utf-8")
     except OSError as error:
@@ -118,8 +123,8 @@ def _show(console: Console, crossed: list[dict[str, Any]], uncrossed: list[dict[
         return
     console.print("faster than softmax attention from so many tokens on\n")
     rows = sorted([*crossed, *uncrossed], key=_order)
-    for (name, gpu, commit), group in itertools.groupby(rows, _heading):
-        console.print(f"[bold]{escape(name)}[/]  {escape(gpu)}, commit {escape(commit)}", highlight=False)
+    for (name, setting, commit), group in itertools.groupby(rows, _heading):
+        console.print(f"[bold]{escape(name)}[/]  {escape(setting)}, commit {escape(commit)}", highlight=False)
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for column in ("direction", "how", "tokens", "95 %", "softmax"):
             table.add_column(column, justify="right" if column == "tokens" else "left", no_wrap=True)
@@ -130,9 +135,10 @@ def _show(console: Console, crossed: list[dict[str, Any]], uncrossed: list[dict[
 
 
 def _heading(row: dict[str, Any]) -> tuple[str, str, str]:
-    """The operator, the GPU and the commit of a row, in words."""
+    """The operator, the GPU with the dtype, and the commit of a row, in words."""
     name = f"{row['operator']}-{row['variant']}" if row["variant"] else row["operator"]
-    return name, row["gpu"].removeprefix("NVIDIA "), _short(str(row["commit"]))
+    setting = f"{row['gpu'].removeprefix('NVIDIA ')}, {row['dtype']}, B={row['B']} H={row['H']} D={row['D']}"
+    return name, setting, _short(str(row["commit"]))
 
 
 def _short(commit: str) -> str:
@@ -140,7 +146,8 @@ def _short(commit: str) -> str:
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
-    place = (row["measured"], DIRECTIONS.index(row["direction"]), row["graphed"], row["l2"])
+    record = (row["dtype"], row["B"], row["H"], row["D"], row["committed"], row["commit"], row["measured"])
+    place = (*record, DIRECTIONS.index(row["direction"]), row["graphed"], row["l2"])
     return (row["operator"], row["variant"], row["gpu"], *place)
 
 
