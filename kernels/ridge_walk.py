@@ -190,7 +190,7 @@ def walk(
     _, unit, _, _ = results
     _, us, _, _, xs, ps = strides
     TWO: tl.constexpr = BK > 64
-    B: tl.constexpr = 64 if BK > 64 else BK
+    B: tl.constexpr = BK // 2 if TWO else BK
     pid = tl.program_id(0)
     s, h = pid // H, pid % H
     _, b, begin, end = segment(s, table, T, each, LENGTH, PACKED)
@@ -251,13 +251,11 @@ def walk(
         )  # fmt: skip
         tl.debug_barrier()
         G00 = load_matrix(own, c, c, K, K).to(tl.float32)
+        G01, G11 = G00, G00
         if TWO:
-            G01, G11 = (
-                load_matrix(own, c, B + c, K, K).to(tl.float32),
-                load_matrix(own, B + c, B + c, K, K).to(tl.float32),
-            )
-            G01 = dot_add(G01, tl.trans(-W0), W1, "tf32")
-            G11 = dot_add(G11, tl.trans(-W1), W1, "tf32")
+            G01, G11 = load_matrix(own, c, B + c, K, K), load_matrix(own, B + c, B + c, K, K)
+            G01 = dot_add(G01.to(tl.float32), tl.trans(-W0), W1, "tf32")
+            G11 = dot_add(G11.to(tl.float32), tl.trans(-W1), W1, "tf32")
         G00 = dot_add(G00, tl.trans(-W0), W0, "tf32")
         store_matrix(room, c, c, G00, K, K)
         if TWO:

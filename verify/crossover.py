@@ -37,7 +37,8 @@ class Crossing:
     """``tokens`` with its interval; ``high`` is None where it may lie beyond what was measured.
 
     ``at_most``: the operator was faster at the shortest length already. ``crossings`` counts how often the ratio
-    passes 1 in either direction. ``softmax`` is the backend that is fastest there.
+    passes 1 in either direction. ``softmax`` is the backend that is fastest there. ``between``: the measured lengths
+    on either side; the interval is of the timings' scatter, and knows nothing of what lies between them.
     """
 
     tokens: int
@@ -46,6 +47,7 @@ class Crossing:
     softmax: str
     at_most: bool
     crossings: int
+    between: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def crossing(ours: Times, softmax: Mapping[str, Times], *, draws: int = DRAWS, s
         tokens=round(place), low=round(min(low, place)), high=None if math.isinf(high) else round(max(high, place)),
         softmax=measured[nearest][1], at_most=signs[0] and all(signs),
         crossings=sum(a != b for a, b in zip(signs, signs[1:], strict=False)),
+        between=(max((n for n in lengths if n <= place), default=lengths[0]), min(n for n in lengths if n >= place)),
     )  # fmt: skip
 
 

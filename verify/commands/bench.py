@@ -75,6 +75,9 @@ def crossover(
     raise typer.Exit(0 if crossed or uncrossed else NOTHING)
 
 
+WIDE = 2
+"""A crossover between lengths further apart than a factor of this has them beside it."""
+
 IDENTITY = ("operator", "variant", "direction", "graphed", "l2", "gpu", "dtype", "B", "H", "D")
 """What makes it the same figure in another record."""
 
@@ -155,4 +158,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, str]:
     if "tokens" not in row:
         return f"> {row['longest']}", f"{row['ratio']:g}x as slow there"
     high = "?" if row["high"] is None else str(row["high"])
-    return f"{'<= ' if row['at_most'] else ''}{row['tokens']}", f"{row['low']} to {high}"
+    below, above = row["between"]
+    gap = f"; {below}, {above} measured" if above > WIDE * below else ""
+    return f"{'<= ' if row['at_most'] else ''}{row['tokens']}", f"{row['low']} to {high}{gap}"
