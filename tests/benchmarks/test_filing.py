@@ -183,6 +183,16 @@ def test_other_repetitions_make_no_number_of_the_series(here: Any, gpu_record: R
     assert done.exit_code == 2 and "one call" in done.output
 
 
+def test_a_checkout_without_branches_of_its_own_goes_by_its_origin(repository: Any):
+    commit = repository.commits[2]
+    repository.git("update-ref", "refs/remotes/origin/main", "main")
+    repository.git("checkout", "-q", "--detach", "main")
+    repository.git("branch", "-q", "-D", "main")
+    assert commits.resolve(repository.root, commit, ["main"]).hash == commit
+    with pytest.raises(Misfit, match="neither a branch 'other' nor origin/other"):
+        commits.resolve(repository.root, commit, ["other"])
+
+
 def test_another_gpu_is_another_machine(here: Any, gpu_record: Record):
     record = of(here, gpu_record, here.commits[0])
     assert invoke(here, str(written(here, record))).exit_code == 0

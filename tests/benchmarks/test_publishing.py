@@ -92,6 +92,28 @@ def test_a_result_of_another_version_is_told(filed: Path, filled: Any, tmp_path:
     assert not pages.outdated(pages.results_of(filed), suite)
 
 
+def _no_text(content: Record) -> None:
+    row = next(row for row in content["results"].values() if row[1])
+    row[1][0][0] = {"a": 1}
+
+
+def test_what_asv_would_stumble_over_is_named(filed: Path, tmp_path: Path):
+    results, path = changed(filed, tmp_path, _no_text)
+    done = publish(results, tmp_path / "site")
+    said = "".join(done.output.split())
+    assert done.exit_code == 1 and path.name in said and "isnotext" in said and "Traceback" not in said
+    path.write_text("{")
+    done = publish(results, tmp_path / "site")
+    assert done.exit_code == 1 and path.name in "".join(done.output.split())
+
+
+def test_a_machine_without_its_record_is_named(filed: Path, tmp_path: Path):
+    results, path = changed(filed, tmp_path, lambda _: None)
+    (path.parent / "machine.json").unlink()
+    done = publish(results, tmp_path / "site")
+    assert done.exit_code == 1 and "nomachine.jsonbesideit" in "".join(done.output.split())
+
+
 def test_nothing_measured_is_no_dashboard(tmp_path: Path):
     assert publish(tmp_path, tmp_path / "site").exit_code == 3
 

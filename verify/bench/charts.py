@@ -24,6 +24,7 @@ PAGE = "currentColor"
 SHAPES = {
     "o": '<circle cx="13" cy="6" r="4" fill="{c}"/>', "s": '<rect x="9" y="2" width="8" height="8" fill="{c}"/>',
     "^": '<path d="M13 1 L18 11 H8 Z" fill="{c}"/>', "D": '<path d="M13 1 L18 6 L13 11 L8 6 Z" fill="{c}"/>',
+    "v": '<path d="M13 11 L18 1 H8 Z" fill="white" stroke="{c}"/>',
     "x": '<path d="M9 2 L17 10 M17 2 L9 10" stroke="{c}" stroke-width="2"/>', "": "",
 }  # fmt: skip
 

@@ -34,7 +34,7 @@ NAMES = {OURS: "linattest", SOFTMAX: "fastest softmax", "fla:": "flash-linear-at
 # --- crossover over commits ----------------------------------------------------------------------------------------
 
 
-SLOWER = (mark(PAGE, "x"), "slower still")
+AT_MOST, SLOWER = (mark(PAGE, "v"), "at most"), (mark(PAGE, "x"), "slower still")
 
 
 def crossover_chart(setting: Setting, direction: str, graph: bool) -> Chart | None:
@@ -50,10 +50,11 @@ def crossover_chart(setting: Setting, direction: str, graph: bool) -> Chart | No
             colour, marker = style(workloads, workload)
             points = [row for row in rows if (row["operator"], row["variant"]) == workload]
             yes, no = [r for r in points if "tokens" in r], [r for r in points if "tokens" not in r]
-            axes.plot(
-                [at[r["commit"]] for r in yes], [r["tokens"] for r in yes], color=colour, marker=marker, markersize=5
-            )
-            for r in yes:
+            axes.plot([at[r["commit"]] for r in yes], [r["tokens"] for r in yes], color=colour)
+            for r in yes:  # what is faster at the shortest length already lies somewhere below
+                shape, face = ("v", "white") if r["at_most"] else (marker, colour)
+                axes.plot([at[r["commit"]]], [r["tokens"]], color=colour, marker=shape, markersize=5,
+                          markerfacecolor=face)  # fmt: skip
                 high = r["high"] or 2 * r["tokens"]
                 axes.plot([at[r["commit"]]] * 2, [r["low"], high], color=colour, linewidth=3, alpha=0.4)
             axes.plot([at[r["commit"]] for r in no], [r["longest"] for r in no], color=colour, marker="x", linestyle="")
@@ -63,10 +64,12 @@ def crossover_chart(setting: Setting, direction: str, graph: bool) -> Chart | No
         axes.set_yticks(ticks, [thousand(n) for n in ticks])
 
     how = "as CUDA graphs" if graph else "launches included"
+    legend = [(mark(*style(workloads, w), dashes=""), name_of(w)) for w in workloads if w in there]
+    in_order = sorted(rows, key=lambda row: at[row["commit"]])
     return chart(
         f"crossover-{direction}-{graph}", f"{direction}, {how}", draw, _crossover_says(rows, setting),
-        [*((mark(*style(workloads, w), dashes=""), name_of(w)) for w in workloads if w in there), SLOWER],
-        ("commit", "operator", "tokens", "95 %", "softmax"), [_crossover_cells(row) for row in rows],
+        [*legend, AT_MOST, SLOWER], ("commit", "operator", "tokens", "95 %", "softmax"),
+        [_crossover_cells(row) for row in in_order],
     )  # fmt: skip
 
 
