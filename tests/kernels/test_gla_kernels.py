@@ -64,7 +64,8 @@ def test_nothing_passes_a_closed_gate(dtype: torch.dtype, channel: bool):
     """Behind a gate of -inf, in the same chunk and in the next, no bit tells what was before it."""
     xs, cut = inputs(140, channel=channel, dtype=dtype), 70
     before = [torch.cat([1000 * x[:, :cut], x[:, cut:]], 1) for x in xs[:3]]
-    (o, S), (changed, final) = (gla.chunk(*ys, xs[3], output_final_state=True) for ys in (xs[:3], before))
+    (o, S), (changed, final) = (gla.chunk(q, k, v, xs[3], output_final_state=True) for q, k, v in (xs[:3], before))
+    assert S is not None and final is not None
     assert torch.equal(o[:, cut:], changed[:, cut:]) and torch.equal(S, final)
     assert not torch.equal(o[:, :cut], changed[:, :cut])
 
