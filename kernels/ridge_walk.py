@@ -134,7 +134,7 @@ def inverse_root(x):
 @triton.jit
 def _times(X0, X1, A00, A01, A11, TWO: tl.constexpr):
     """X A, in halves of columns."""
-    Y0 = dot(X0, A00, "tf32")
+    Y0 = dot(X0, A00, "tf32")  # all: [C, B] [B, B]
     Y1 = Y0
     if TWO:
         Y0 = dot_add(Y0, X1, tl.trans(A01), "tf32")
@@ -144,10 +144,10 @@ def _times(X0, X1, A00, A01, A11, TWO: tl.constexpr):
 
 @triton.jit
 def _difference(X0, X1, P, W0, W1, A00, A01, A11, STAGE: tl.constexpr, TWO: tl.constexpr):
-    """X A + P W, in halves of columns."""
+    """X A - P W, in halves of columns."""
     P = operand(-P, STAGE)
     Y0, Y1 = _times(X0, X1, A00, A01, A11, TWO)
-    Y0 = dot_add(Y0, P, W0, "tf32")
+    Y0 = dot_add(Y0, P, W0, "tf32")  # [C, C] [C, B]
     if TWO:
         Y1 = dot_add(Y1, P, W1, "tf32")
     return Y0, Y1
@@ -156,7 +156,7 @@ def _difference(X0, X1, P, W0, W1, A00, A01, A11, STAGE: tl.constexpr, TWO: tl.c
 @triton.jit
 def _products(X0, X1, W0, W1, TWO: tl.constexpr):
     """X W^T [C, C]."""
-    P = dot(X0, tl.trans(W0), "tf32")
+    P = dot(X0, tl.trans(W0), "tf32")  # [C, B] [B, C]
     if TWO:
         P = dot_add(P, X1, tl.trans(W1), "tf32")
     return P
@@ -206,7 +206,7 @@ def walk(
         own, begin = room, begin + HEAD * C
     for t0 in range(begin, end, C):
         live = t0 + i < end
-        H00 = load_matrix(own, c, c, K, K)
+        H00 = load_matrix(own, c, c, K, K)  # [B, B], as all blocks
         H01, H11 = H00, H00
         if TWO:
             H01, H11 = load_matrix(own, c, B + c, K, K), load_matrix(own, B + c, B + c, K, K)
@@ -224,7 +224,7 @@ def walk(
         L, found = factor(N, short, C, STAGE)
         easy, most = found <= FOUND, tl.max(found, axis=0)
         L = operand(shrink * L, STAGE)
-        W0 = operand(dot(L, Z0, "tf32"), STAGE)
+        W0 = operand(dot(L, Z0, "tf32"), STAGE)  # [C, C] [C, B]
         W1 = W0
         if TWO:
             W1 = operand(dot(L, Z1, "tf32"), STAGE)
@@ -256,7 +256,7 @@ def walk(
             G01, G11 = load_matrix(own, c, B + c, K, K), load_matrix(own, B + c, B + c, K, K)
             G01 = dot_add(G01.to(tl.float32), tl.trans(-W0), W1, "tf32")
             G11 = dot_add(G11.to(tl.float32), tl.trans(-W1), W1, "tf32")
-        G00 = dot_add(G00, tl.trans(-W0), W0, "tf32")
+        G00 = dot_add(G00, tl.trans(-W0), W0, "tf32")  # [B, C] [C, B]
         store_matrix(room, c, c, G00, K, K)
         if TWO:
             store_matrix(room, c, B + c, G01, K, K)

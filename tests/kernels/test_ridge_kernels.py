@@ -110,10 +110,15 @@ def worst(x: Tensor, u: Tensor, lam0: float) -> tuple[float, float, float]:
     return float(((y.double() - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max()), one, two
 
 
-def test_half_precision_serves_ordinary_directions_to_a_few_of_its_roundings():
-    for K in (24, 100):  # the first four chunks, or one, are done apart
-        error, marked, _ = worst(*half(200, K), lam0=0.4)
-        assert error <= ROUNDINGS * ROUNDING[torch.float16] and marked == 0
+@pytest.mark.parametrize("length", [256, 128])
+@pytest.mark.parametrize("K", [24, 100])
+def test_half_precision_serves_ordinary_directions_to_a_few_of_its_roundings(
+    K: int, length: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The first four chunks of a sequence, or one, are done apart; a segment is four chunks, or two."""
+    monkeypatch.setattr(configs, "segment_length", lambda T: length)  # pyright: ignore[reportUnknownLambdaType]
+    error, marked, _ = worst(*half(250, K), lam0=0.4)
+    assert error <= ROUNDINGS * ROUNDING[torch.float16] and marked == 0
 
 
 @pytest.mark.parametrize("directions", [1, 3])
