@@ -71,7 +71,7 @@ def resolve(root: Path, name: str, branches: Sequence[str]) -> Commit:
     except Misfit as error:
         raise Misfit(f"no commit {name!r} in {root}: it must be there (git fetch?) before it is filed") from error
     for branch in branches:
-        if found in git(root, "rev-list", "--first-parent", _known(root, branch), "--").decode().split():
+        if found in git(root, "rev-list", "--first-parent", known(root, branch), "--").decode().split():
             return Commit(found, int(git(root, "show", "--no-patch", "--format=%at", found).decode()) * 1000)
     raise Misfit(
         f"commit {found[:12]} is not on the first-parent line of {' or '.join(branches)}, and only that is published: "
@@ -79,7 +79,7 @@ def resolve(root: Path, name: str, branches: Sequence[str]) -> Commit:
     )
 
 
-def _known(root: Path, branch: str) -> str:
+def known(root: Path, branch: str) -> str:
     """A branch as this checkout knows it: a checkout of one commit alone, as CI makes it, has no branch of its own.
 
     Raises:

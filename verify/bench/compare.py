@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -42,11 +42,18 @@ RIVALS = (SOFTMAX, "fla:")
 Verdict = Literal["faster", "slower", "same", "ambiguous"]
 
 
+HOST = 1.15
+"""A plain timing so many times as long as its graph is the host's in part, which drifts by itself: it is judged by
+rivals of which the same is true."""
+
+Kind = Literal["graphed", "plain", "plain, by the host"]
+
+
 @dataclass(frozen=True)
 class Control:
-    """What did not change between two runs, plain or graphed: factor common to all, its spread (of logarithms)."""
+    """What did not change between two runs, of one kind: factor common to all, its spread (of logarithms)."""
 
-    graphed: bool
+    kind: Kind
     count: int
     shift: float
     spread: float
@@ -149,14 +156,14 @@ def compare(a: Side, b: Side, factor: float = FACTOR, seed: int = 0) -> Comparis
     random = np.random.default_rng(seed)
     keys = [key for key in a.timings if key in b.timings]
     found = {key: _log_ratio(a.timings[key], b.timings[key], random) for key in keys}
-    controls = [control(found, graphed) for graphed in (False, True) if any(key[5] == graphed for key in keys)]
+    kinds = {key: _kind(key, a, b) for key in keys}
+    controls = [control(found, kinds, kind) for kind in sorted(set(kinds.values()))]
     ours = [key for key in keys if key[2] == OURS]
-    by = {c.graphed: c for c in controls}
+    by = {c.kind: c for c in controls}
     names = sorted(set(a.environment) | set(b.environment))
+    judged = {key: _timing(key, a, b, found[key], by[kinds[key]], len(ours), factor) for key in ours}
     return Comparison(
-        a, b, factor, controls, sorted(
-            (_timing(key, a, b, found[key], by[key[5]], len(ours), factor) for key in ours), key=_order
-        ),
+        a, b, factor, controls, sorted(_confirmed(judged, kinds, factor), key=_order),
         _errors(a, b), _memory(a, b, factor), losses.broken(a, b), losses.gone(a, b), losses.slow_starts(a, b),
         {n: pair for n in names if (pair := (a.environment.get(n), b.environment.get(n)))[0] != pair[1]},
     )  # fmt: skip
@@ -184,13 +191,25 @@ def _scatter(samples: Sequence[float], random: np.random.Generator) -> float:
     return float(np.log(np.median(drawn, axis=1)).std())
 
 
-def control(found: Mapping[Key, Ratio], graphed: bool) -> Control:
+def _kind(key: Key, a: Side, b: Side) -> Kind:
+    """Whether a timing is a graph's, or a plain one that in either run took much longer than its graph."""
+    *place, graphed, _ = key
+    if graphed:
+        return "graphed"
+    for side in (a, b):
+        graph = side.timings.get((*place, True, key[6]))
+        if graph is not None and side.timings[key]["ms"] > HOST * graph["ms"]:
+            return "plain, by the host"
+    return "plain"
+
+
+def control(found: Mapping[Key, Ratio], kinds: Mapping[Key, Kind], kind: Kind) -> Control:
     """The shift and the spread of the rivals' ratios: outliers count, since the kernels' may be such."""
-    logs = [r.log for key, r in found.items() if key[5] == graphed and key[2].startswith(RIVALS)]
+    logs = [r.log for key, r in found.items() if kinds[key] == kind and key[2].startswith(RIVALS)]
     if len(logs) < LEAST:
-        return Control(graphed, len(logs), 1.0, math.inf)
+        return Control(kind, len(logs), 1.0, math.inf)
     shift = float(np.median(logs))
-    return Control(graphed, len(logs), math.exp(shift), float(np.sqrt(np.mean((np.array(logs) - shift) ** 2))))
+    return Control(kind, len(logs), math.exp(shift), float(np.sqrt(np.mean((np.array(logs) - shift) ** 2))))
 
 
 def _timing(key: Key, a: Side, b: Side, ratio: Ratio, known: Control, tests: int, factor: float) -> Timing:
@@ -208,6 +227,24 @@ def _timing(key: Key, a: Side, b: Side, ratio: Ratio, known: Control, tests: int
         else "ambiguous"
     )  # fmt: skip
     return Timing(*place, verdict, math.exp(log), math.exp(low), math.exp(min(high, 700.0)), ms)
+
+
+def _confirmed(judged: Mapping[Key, Timing], kinds: Mapping[Key, Kind], factor: float) -> list[Timing]:
+    """What a call costs the host it costs at every length: a timing by the host alone is slower or faster only if half
+    of those of its operator and direction are."""
+    ratios: dict[Key, list[float]] = {}
+    for key, row in judged.items():
+        if kinds[key] == "plain, by the host":
+            ratios.setdefault(key[:4], []).append(row.ratio)
+    found: list[Timing] = []
+    for key, row in judged.items():
+        others = ratios.get(key[:4]) if kinds[key] == "plain, by the host" else None
+        typical = float(np.median(others)) if others else None
+        alone = typical is not None and (
+            (row.verdict == "slower" and typical <= factor) or (row.verdict == "faster" and typical >= 1 / factor)
+        )
+        found.append(replace(row, verdict="ambiguous") if alone else row)
+    return found
 
 
 def _half_width(ratio: Ratio, known: Control, tests: int) -> float:

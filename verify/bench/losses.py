@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from linattest.verify.bench.sides import Key, Row, Side
-from linattest.verify.crossover import OURS
+from linattest.verify.crossover import DIRECTIONS, OURS
 
 WHOLE = ("import", "inputs", "first call", "gate")
 """Steps of a run whose failure leaves no timing of ours in any direction."""
 
 FIRST = "first call"
+
+STEPS = ("inputs", FIRST, "gate", "checks", *DIRECTIONS)
+"""Steps of a run that are ours, by what a failure names."""
 
 SLOW_START = 1.5
 """How many times as long a first call (all of its compiling) may take before a comparison says so."""
@@ -18,21 +21,32 @@ SLOW_START = 1.5
 
 def broken(a: Side, b: Side) -> list[str]:
     """What passed in A and does not in B: timings that B tried without success, checks, and timings without a gate."""
-    found = dict[str, None]()
+    found, known = dict[str, None](), {_step(failure) for failure in a.failures}
     for key in _timed(a):
         if key not in b.timings and (said := _failure(b, key)):
             found[f"{_place(key)}: {said['error']}"] = None
-    for key, before in a.checks.items():
-        after = b.checks.get(key)
-        if after is not None and before["ok"] and not after["ok"]:
-            found[f"{_check(key)}: passed in A and not in B ({before.get('value')} to {after.get('value')})"] = None
-    gates = {key for key, row in b.gates.items() if row["ok"] is not None}
+            known.add(_step(said))
+    for key, after in b.checks.items():
+        before = a.checks.get(key)
+        if not after["ok"] and (before is None or before["ok"]):
+            found[f"{_check(key)}: {'passed in A and not in B' if before else 'red, and not in A'}"] = None
     for key in _timed(b):
         operator, variant, _, direction, tokens, *_ = key
-        gate = (operator, variant, direction, tokens)
-        if gate in a.gates and gate not in gates:
-            found[f"{_place(key)}: timed without the gate that A has"] = None
+        if (operator, variant, direction, tokens) not in b.gates and direction != "decode":
+            found[f"{_place(key)}: timed without a gate"] = None
+    for failure in b.failures:
+        if _step(failure) not in known and is_ours(str(failure["what"])):
+            found[f"{_check(_step(failure))}: {failure['error']}"] = None
     return list(found)
+
+
+def is_ours(what: str) -> bool:
+    """Whether what failed is a step of ours: a rival's failure names it."""
+    return what in STEPS or f" of {OURS}" in what
+
+
+def _step(failure: Row) -> Key:
+    return (failure["operator"], failure["variant"], failure["what"], failure["tokens"])
 
 
 def gone(a: Side, b: Side) -> list[str]:

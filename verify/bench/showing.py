@@ -47,7 +47,7 @@ def _many(n: int, what: str, more: str) -> str:
 def notes(found: Comparison) -> Iterator[str]:
     """What the intervals stand on, and what else differs."""
     for c in found.controls:
-        how = "graphed" if c.graphed else "plain"
+        how = c.kind
         if c.shift == 1.0 and c.spread == float("inf"):
             yield f"{how}: {c.count} rivals timed in both runs, too few to tell a change from a drift of the machine"
         else:

@@ -25,6 +25,7 @@ from linattest.verify.bench.charts import name_of
 from linattest.verify.bench.commits import Misfit
 from linattest.verify.bench.gpu_records import read_json, read_records
 from linattest.verify.bench.history import Setting
+from linattest.verify.bench.sides import Side
 from linattest.verify.crossover import DIRECTIONS, OURS
 from linattest.verify.report.page import render
 
@@ -47,7 +48,9 @@ def results_of(folder: Path) -> dict[Path, dict[str, Any]]:
     found: dict[Path, dict[str, Any]] = {}
     for path in sorted(folder.glob("*/*.json")):
         content = read_json(path)
-        if isinstance(content, dict) and "commit_hash" in content and "result_columns" in content:
+        if isinstance(content, dict) and "result_columns" in content:
+            if not isinstance(content.get("commit_hash"), str):
+                raise Misfit(f"{path} has results of no commit: file its record again (linattest bench record)")
             found[path] = content
     return found
 
@@ -72,12 +75,23 @@ def check(root: Path, found: dict[Path, dict[str, Any]], branches: Sequence[str]
 
 def _unreadable(path: Path, content: dict[str, Any]) -> list[str]:
     """What asv stumbles over: parameters that are no text, a machine without a record of its own."""
-    said = [] if (path.parent / "machine.json").is_file() else [f"{path}: there is no machine.json beside it"]
+    beside = path.parent / "machine.json"
+    said = [] if beside.is_file() else [f"{path}: there is no machine.json beside it"]
+    if beside.is_file():
+        machine = read_json(beside)
+        if not isinstance(machine, dict) or not isinstance(machine.get("machine"), str):
+            said.append(f"{beside}: it names no machine, expected what `linattest bench record` writes")
+    if not all(isinstance(x, str | None) for x in content.get("params", {}).values()):
+        said.append(f"{path}: params that are no text: file its record again (linattest bench record)")
+    numbers = content["result_columns"].index("result") if "result" in content["result_columns"] else None
     column = content["result_columns"].index("params") if "params" in content["result_columns"] else None
     for name, row in content["results"].items():
         values = row[column] if column is not None and len(row) > column else None
         if not all(isinstance(x, str) for some in values or () for x in some or ()):
             said.append(f"{path}: a parameter of {name} is no text: file its record again (linattest bench record)")
+        found = row[numbers] if numbers is not None and len(row) > numbers else None
+        if not all(isinstance(x, int | float | str | None) for x in found or ()):
+            said.append(f"{path}: a result of {name} is no number: file its record again (linattest bench record)")
     return said
 
 
@@ -107,14 +121,15 @@ def publish(root: Path, results: Path, output: Path) -> Published:
     suite = filing.discover(conf)
     output.mkdir(parents=True, exist_ok=True)
     if found:
-        _asv(conf, suite, list(found), output / PAGES)
+        branches = [commits.known(root, branch) for branch in conf.branches]
+        _asv(conf, suite, list(found), output / PAGES, branches)
     page = output / "index.html"
     settings = history.settings(root, records)
     page.write_text(landing(settings, records, results, pages=bool(found)), encoding="utf-8")
     return Published(page, sorted({c["commit_hash"] for c in found.values()}), len(records), outdated(found, suite))
 
 
-def _asv(conf: Any, suite: Sequence[Any], results: Sequence[Path], output: Path) -> None:
+def _asv(conf: Any, suite: Sequence[Any], results: Sequence[Path], output: Path, branches: list[str]) -> None:
     """asv publish, of a copy of its own files alone: beside records of others it would warn of each."""
     with tempfile.TemporaryDirectory() as folder:
         stage = Path(folder)
@@ -123,7 +138,7 @@ def _asv(conf: Any, suite: Sequence[Any], results: Sequence[Path], output: Path)
             for file in (path, path.parent / "machine.json"):
                 shutil.copy(file, stage / "results" / path.parent.name)
         known = {name: value for name, value in vars(conf).items() if value is not None}
-        known |= {"results_dir": str(stage / "results"), "html_dir": str(output), "version": 1}
+        known |= {"branches": branches, "results_dir": str(stage / "results"), "html_dir": str(output), "version": 1}
         (stage / filing.CONFIGURATION).write_text(json.dumps(known), encoding="utf-8")
         conf.results_dir = str(stage / "results")
         filing.save_suite(conf, suite)
@@ -159,10 +174,7 @@ def _section(number: int, setting: Setting) -> dict[str, Any]:
     latency = [drawings.latency_chart(side, workload) for workload, side in sorted(setting.newest.items())]
     errors = [drawings.error_chart(setting, direction) for direction in DIRECTIONS[:2]]
     sides = {side.commit: side for side in setting.newest.values()}.values()
-    failures = {
-        (name_of((f["operator"], f["variant"])), f["what"], f["error"]): side.commit
-        for side in sides for f in side.failures
-    }  # fmt: skip
+    failures = {what: side.commit for side in sides for what in _failed(side)}
     return {
         "number": number, "title": setting.title, "sampling": setting.key[-1], "commits": setting.places,
         "changed": any(place.label.endswith("+") for place in setting.places), "groups": [
@@ -175,6 +187,18 @@ def _section(number: int, setting: Setting) -> dict[str, Any]:
         "failures": [(*what, commit) for what, commit in failures.items()],
         "environments": {side.commit: side.environment for side in setting.sides.values()},
     }  # fmt: skip
+
+
+def _failed(side: Side) -> list[tuple[str, str, str]]:
+    """What raised, and what is red, of one commit: operator, what, why."""
+    found = [(name_of((f["operator"], f["variant"])), str(f["what"]), str(f["error"])) for f in side.failures]
+    for (operator, variant, direction, tokens), gate in side.gates.items():
+        if not gate["ok"]:
+            found.append((name_of((operator, variant)), f"gate, {direction}, {tokens} tokens", str(gate["message"])))
+    for (operator, variant, what, tokens), row in side.checks.items():
+        if not row["ok"]:
+            found.append((name_of((operator, variant)), f"{what}, {tokens} tokens", f"red: {row.get('value')}"))
+    return found
 
 
 CROSSOVER = (

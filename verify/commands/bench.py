@@ -130,7 +130,7 @@ def _show(console: Console, crossed: list[dict[str, Any]], uncrossed: list[dict[
         console.print(f"[bold]{escape(name)}[/]  {escape(setting)}, commit {escape(commit)}", highlight=False)
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for column in ("direction", "how", "tokens", "95 %", "softmax"):
-            table.add_column(column, justify="right" if column == "tokens" else "left", no_wrap=True)
+            table.add_column(column, justify="right" if column == "tokens" else "left", no_wrap=column != "95 %")
         for row in group:
             how = ("graph" if row["graphed"] else "plain") + (", cold" if row["l2"] == "cold" else "")
             table.add_row(SHORT[row["direction"]], how, *_cells(row), row["softmax"])
