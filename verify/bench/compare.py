@@ -48,6 +48,8 @@ rivals of which the same is true."""
 
 Kind = Literal["graphed", "plain", "plain, by the host"]
 
+KINDS: tuple[Kind, ...] = ("graphed", "plain", "plain, by the host")
+
 
 @dataclass(frozen=True)
 class Control:
@@ -156,8 +158,8 @@ def compare(a: Side, b: Side, factor: float = FACTOR, seed: int = 0) -> Comparis
     random = np.random.default_rng(seed)
     keys = [key for key in a.timings if key in b.timings]
     found = {key: _log_ratio(a.timings[key], b.timings[key], random) for key in keys}
-    kinds = {key: _kind(key, a, b) for key in keys}
-    controls = [control(found, kinds, kind) for kind in sorted(set(kinds.values()))]
+    kinds: dict[Key, Kind] = {key: _kind(key, a, b) for key in keys}
+    controls = [control(found, kinds, kind) for kind in KINDS if kind in kinds.values()]
     ours = [key for key in keys if key[2] == OURS]
     by = {c.kind: c for c in controls}
     names = sorted(set(a.environment) | set(b.environment))
