@@ -130,7 +130,7 @@ def decays(g, C: tl.constexpr, STAGE: tl.constexpr):
 
     Each entry is the exp of its own segment's sum: a difference of running sums would cancel, and be NaN at -inf. Only
     where the products around are of bfloat16 is it one, of gates that are `finite`: then a sum is at most 64 times 110,
-    and what its last bit is worth is a fifth of a rounding to bfloat16.
+    and what its last bit is worth is a quarter of a rounding to bfloat16.
     """
     t = tl.arange(0, C)
     if STAGE.is_bf16():

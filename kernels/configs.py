@@ -1,8 +1,9 @@
 """Tile sizes, kept here: no kernel is tuned at run time.
 
 Rows for bfloat16 (2 bytes) of `decay_states`, `decay_outputs`, `channel_*`, `covariance_states`, `covariance_outputs`,
-`ridge_sums` and `delta_*` are the fastest, or near it, of some that were timed on an H200 at 128 by 128, T = 4096 and
-32768. The others, and all for float32, are what compiles with few spills: not timed.
+`ridge_sums` and `delta_*` (not `delta_carry_roomy`) are the fastest, or near it, of some that were timed on an H200 at
+128 by 128, T = 4096 and 32768; `fenwick_states`, `fenwick_outputs` and `fenwick_gather` at 32768. The others, and all
+for float32, are what compiles with few spills: not timed.
 
 A row says how many elements of a state a program keeps (its value block is what fits beside the key width), its warps
 and the stages of its pipelined loop; it is looked up by kernel, bytes of an input element and GPU. A GPU without rows

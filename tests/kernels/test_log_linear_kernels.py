@@ -8,11 +8,16 @@ from torch import Tensor
 
 from linattest.impls import log_linear as impl
 from linattest.kernels import fenwick_delta_launch, fenwick_launch, launch, log_linear
+from linattest.verify.operands import TF32, RoundedOperands
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ROUNDINGS = {torch.float32: 2.0**-19, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
-"""Bound of a relative error of norms: eight halves of a unit in an operand's last place (bfloat16), four whole units
-where the rest is cut off (tf32), 32 roundings in float32, whose gates' gradients are sums of many."""
+ROUNDINGS = {torch.float32: 2.0**-19, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
+"""Bound of a relative error of norms: sixteen roundings of an operand (tf32x3, bfloat16, tf32), 32 in float32, whose
+gates' gradients are sums of many."""
+
+JOINED = 4
+"""What nodes of the tree may lose more than a chunk form does: their maps are joined on the way, each product cut off
+again (3.2 times measured)."""
 
 NAMES = ("q", "k", "v", "g", "level_weights", "beta")
 
@@ -68,15 +73,19 @@ def errors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, flo
     }
 
 
-def agree(xs: list[Tensor], start: tuple[Tensor, Tensor] | None = None, name: str = "chunk", **options: Any) -> dict[
-    str, Tensor
-]:  # fmt: skip
-    """What the kernels answer, which is what float64 does."""
+def agree(xs: list[Tensor], start: tuple[Tensor, Tensor] | None = None, name: str = "chunk", cut_off: bool = False,
+          **options: Any) -> dict[str, Tensor]:  # fmt: skip
+    """What the kernels answer, which is what float64 does; if `cut_off`, to `JOINED` times what float64 loses where
+    operands are cut off to tf32, if that is more."""
     if name == "chunk":
         options = {"output_final_state": True} | options
     found, wanted = (answers(module, name, xs, start, **options) for module in (log_linear, impl))
+    lost = dict.fromkeys(wanted, 0.0)
+    if cut_off:
+        with RoundedOperands(TF32):
+            lost = errors(answers(impl, name, xs, start, **options), wanted)
     for of, error in errors(found, wanted).items():
-        assert error <= ROUNDINGS[xs[0].dtype], of
+        assert error <= max(ROUNDINGS[xs[0].dtype], JOINED * lost[of]), of
     assert bool(((found["final"] == 0) | (wanted["final"] != 0)).all()), "levels without a bucket are exactly 0"
     return found
 
@@ -138,7 +147,7 @@ def test_nodes_of_the_delta_tree_hand_over(dtype: torch.dtype):
     """From the middle of chunk 3 to chunk 6, which reads through a node of two chunks into one of the state too."""
     xs = inputs(190, 10, delta=True, K=3, V=2, dtype=dtype)
     xs[3], xs[5] = xs[3].clamp_min(-1e-3), xs[5] / 10
-    found = agree(xs, state([200], 10, 1, 3, 2))
+    found = agree(xs, state([200], 10, 1, 3, 2), cut_off=dtype == torch.float16)
     assert float(found["d state"].norm()) > 0.1
 
 
