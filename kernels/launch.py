@@ -175,16 +175,16 @@ TILES = ("BK", "BV", "BLOCK", "ROWS", "R")
 def environment(constants: Mapping[str, Any], config: Config) -> dict[str, str]:
     """Variables that Triton compiles under, by a kernel's constants and how it is built.
 
-    Products with a tile narrower than 64 do without Hopper's warpgroup instructions if they are of float32 operands, or
-    if a program has eight warps: what Triton 3.6 and its assembler make of them reads outside of shared memory there
-    (seen for tiles whose rows are 64 bytes, and for some of 128), and gives wrong numbers or a fault. Wide tiles of
-    float32 have them: without, kernels spill ten times as much. A kernel that was seen right with them, or wrong where
-    the rule would let it have them, says so in its config.
+    Products with a tile narrower than 64 do without Hopper's warpgroup instructions: what Triton 3.6 and its assembler
+    make of them reads outside of shared memory there, and gives wrong numbers or a fault (seen for tiles whose rows are
+    32 and 64 bytes, and for some of 128, with four warps and with eight). Wide tiles of float32 have them: without,
+    kernels spill ten times as much. A kernel of half precision that was seen right with them at 64 channels and more,
+    or wrong where the rule would let it have them, says so in its config.
     """
     wide = constants.get("STAGE") == triton.language.float32 or constants.get("PRECISION") == "tf32x3"
     narrow = any(constants.get(name, 64) < 64 for name in TILES)
-    risky = wide or (config.warps >= 8 and config.warpgroups is None)
-    without = config.warpgroups is False or (narrow and risky)
+    seen = config.warpgroups is True and not wide and constants.get("BK", 64) >= 64
+    without = config.warpgroups is False or (narrow and not seen)
     return {"DISABLE_MMA_V3": "1"} if without else {}
 
 

@@ -215,7 +215,7 @@ def certify(operator: Operator, case: Case, device: torch.device | None = None) 
 
 
 def _verdict(name: str, got: Array, wanted: Wanted) -> Verdict:
-    return compare(name, torch.from_numpy(np.ascontiguousarray(got)), wanted, "float64", unit_roundoff("float64"))
+    return compare(name, torch.from_numpy(np.asarray(got, order="C")), wanted, "float64", unit_roundoff("float64"))
 
 
 def _agree(case: Case, who: str, verdict: Verdict) -> None:

@@ -129,10 +129,14 @@ def _file(record: Record, examination: Examination, bundles: Path | None) -> Rec
 
 def _judge(examination: Examination, variant: Variant, direction: Direction) -> Record:
     start = time.perf_counter()
-    try:
+
+    def judge() -> list[Verdict]:
         batch = place(examination.batch.copy(), examination.device)
         outcome = home(run(examination.operator, variant, batch, backward=direction == "gradient"))
-        found = verdicts(examination, variant, direction, outcome)
+        return verdicts(examination, variant, direction, outcome)
+
+    try:
+        found = gpu_share.with_room(examination.device, judge)
     except Exception as error:
         return _error(examination, variant, direction, direction, error)
     worst = max(found, key=lambda v: v.ratio)
@@ -193,12 +197,16 @@ def _gradient(examination: Examination, variant: Variant, outcome: Outcome, *, w
 
 def _property(examination: Examination, variant: Variant, tried: Property) -> Record:
     start = time.perf_counter()
-    try:
+
+    def look() -> list[Finding]:
         wanted = {name: examination.wanted(name, variant) for name in examination.outputs}
         probe = Probe(
             examination.operator, variant, examination.batch.copy(), wanted, registry.BY_NAME, examination.device
         )
-        findings: list[Finding] = list(tried.check(probe))
+        return list(tried.check(probe))
+
+    try:
+        findings = gpu_share.with_room(examination.device, look)
     except Exception as error:
         return _error(examination, variant, "property", tried.name, error)
     worst = max(findings, key=lambda f: f.ratio, default=Finding(0.0, "nothing to try on this case"))

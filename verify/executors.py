@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -63,11 +63,9 @@ class Local(Executor):
         self._pool = self._fresh()
 
     def _fresh(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(
-            self.width,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(self.width,),
+            self.width, mp_context=context, initializer=_start_worker, initargs=(self.width, context.Lock())
         )
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -117,8 +115,8 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_worker(workers: int) -> None:
-    gpu_share.among(workers)
+def _start_worker(workers: int, turn: AbstractContextManager[bool]) -> None:
+    gpu_share.among(workers, turn)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -7,26 +7,31 @@ nothing runs on a GPU from the same process again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 
 from linattest.verify import devices
 
-MEMORY = 0.85
-"""What the workers of a campaign may take of a GPU's memory in all; a context of each is beside that."""
+MEMORY = 0.7
+"""What the workers of a campaign may take of a GPU's memory in all; contexts, and what one takes alone, are beside."""
 
 DEAD = 70
 """Exit code of a worker that cannot use its GPU any more."""
 
+Answer = TypeVar("Answer")
+
 _workers = 0
 
+_turn: AbstractContextManager[Any] = nullcontext()
 
-def among(workers: int) -> None:
-    """This process is one of so many that use a GPU at once."""
-    global _workers
-    _workers = workers
+
+def among(workers: int, turn: AbstractContextManager[Any]) -> None:
+    """This process is one of so many that use a GPU at once; `turn` is their lock: one at a time takes more."""
+    global _workers, _turn
+    _workers, _turn = workers, turn
 
 
 def claim(device: str) -> None:
@@ -54,16 +59,29 @@ def release() -> None:
             return
 
 
+def with_room(device: str, function: Callable[[], Answer]) -> Answer:
+    """What a function answers; where this process's share is too small for it, it is called again alone."""
+    try:
+        return function()
+    except torch.OutOfMemoryError:
+        if not _workers:
+            raise
+    with alone(device):
+        return function()
+
+
 @contextmanager
 def alone(device: str) -> Iterator[None]:
-    """Beyond this process's share for a while, for what is larger than any share; what lies idle is given back."""
-    release()
-    _limit(device, 1.0)
-    try:
-        yield
-    finally:
+    """Beyond this process's share for a while, for what is larger than any share; what lies idle is given back. One
+    worker of a campaign at a time."""
+    with _turn:
         release()
-        _limit(device, _share())
+        _limit(device, 1.0)
+        try:
+            yield
+        finally:
+            release()
+            _limit(device, _share())
 
 
 def _share() -> float:

@@ -11,6 +11,9 @@ token at one of the edges (0, C-1, C, T-1), another edge for another case (``eve
 
 from __future__ import annotations
 
+import inspect
+import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +24,7 @@ from numpy.typing import NDArray
 
 from linattest.verify.inputs import Batch, generator
 from linattest.verify.numbers import ArbContext, Context
-from linattest.verify.oracle import Head, OracleError, convert, counted, heads, numbers_of, place
+from linattest.verify.oracle import Head, OracleError, cache_file, convert, counted, heads, keep, numbers_of, place
 from linattest.verify.spec import Operator
 
 Array = NDArray[np.float64]
@@ -87,11 +90,30 @@ def _smooth(x: Array, domain: str) -> Array:
 
 
 def derivative(operator: Operator, batch: Batch, direction: Direction) -> float:
-    """The exact derivative of the loss along a direction, to double precision.
+    """The exact derivative of the loss along a direction, to double precision; kept, as the oracle's values are.
 
     Raises:
         OracleError: the proved radius is not below one rounding of the result.
     """
+    path = cache_file(operator, batch, *_depends_on(batch, direction))
+    try:
+        with path.open("rb") as file, np.load(file) as data:
+            return float(data["derivative"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        exact = _derivative(operator, batch, direction)
+        keep(path, derivative=exact)
+        return exact
+
+
+def _depends_on(batch: Batch, direction: Direction) -> Iterator[bytes]:
+    """What a derivative depends on beside what the oracle's values do."""
+    yield inspect.getsource(sys.modules[__name__]).encode()
+    yield direction.name.encode() + direction.array.tobytes()
+    for name, x in batch.cotangents.items():
+        yield name.encode() + _numpy(x).tobytes()
+
+
+def _derivative(operator: Operator, batch: Batch, direction: Direction) -> float:
     ctx = ArbContext(_BASE_BITS + batch.case.structure.T)
     with ctx.working():
         h = ctx.number(2.0**-_STEP_BITS)

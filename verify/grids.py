@@ -55,10 +55,10 @@ DEVICE = (
     Structure(T=63, K=64, V=64, initial_state=True),
     Structure(T=64, K=128, V=128),
     Structure(T=65, K=128, V=64, H=2, group=2, initial_state=True, layout="transposed"),
-    Structure(T=127, K=16, V=16, B=2, H=2, layout="guarded"),
+    Structure(T=127, K=16, V=100, B=2, H=2, layout="guarded"),
     Structure(T=127, K=7, V=5, initial_state=True),
     Structure(T=200, K=100, V=60, H=2, cu_seqlens=(0, 0, 64, 65, 65, 200), initial_state=True),
-    Structure(T=200, K=64, V=64, group=2, cu_seqlens=(0, 100, 190)),
+    Structure(T=200, K=64, V=24, group=2, cu_seqlens=(0, 100, 190)),
     Structure(T=200, K=1, V=1, B=2, initial_state=True),
 )
 """On a GPU, in every dtype: edges of chunks, every width class, packs with empty sequences, strides."""

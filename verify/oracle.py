@@ -87,7 +87,7 @@ def truth(operator: Operator, batch: Batch, budget: dict[str, Array]) -> Truth:
         OracleError: mpmath and Arb disagree, or 2**14 bits were not enough.
     """
     structure = batch.case.structure
-    path = _cache_file(operator, batch)
+    path = cache_file(operator, batch)
     stored = _load(path)
     if stored is not None and not _too_wide(stored, budget, batch.case.dtype):
         return stored
@@ -227,7 +227,8 @@ def _source_hash(module: str) -> bytes:
     return digest.digest()
 
 
-def _cache_file(operator: Operator, batch: Batch) -> Path:
+def cache_file(operator: Operator, batch: Batch, *more: bytes) -> Path:
+    """Where what the oracle says of a batch is kept, or (with what else it depends on) something made of that."""
     digest = hashlib.sha256(_source_hash(operator.oracle.__module__))
     structure = batch.case.structure
     options = {k: float(v).hex() if isinstance(v, torch.Tensor) else v for k, v in sorted(batch.options.items())}
@@ -236,6 +237,8 @@ def _cache_file(operator: Operator, batch: Batch) -> Path:
         for name, x in group.items():
             digest.update(f"{name}{tuple(x.shape)}{x.dtype}".encode())
             digest.update(x.double().contiguous().numpy().tobytes())
+    for part in more:
+        digest.update(part)
     root = os.environ.get("LINATTEST_CACHE") or Path.home() / ".cache" / "linattest"
     return Path(root) / f"{operator.name}-{digest.hexdigest()[:40]}.npz"
 
@@ -251,13 +254,17 @@ def _load(path: Path) -> Truth | None:
 
 
 def _save(path: Path, answer: Truth) -> None:
-    """Write through a temporary file, so that a reader never sees half of one."""
     arrays = {f"hi.{k}": x for k, x in answer.hi.items()} | {f"lo.{k}": x for k, x in answer.lo.items()}
     arrays |= {f"rd.{k}": x for k, x in answer.radius.items()}
+    keep(path, prec=answer.prec, crosschecked=answer.crosschecked, **arrays)
+
+
+def keep(path: Path, **arrays: Any) -> None:
+    """Write arrays and numbers through a temporary file, so that a reader never sees half of one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            np.savez(file, allow_pickle=False, prec=answer.prec, crosschecked=answer.crosschecked, **arrays)
+            np.savez(file, allow_pickle=False, **arrays)
         os.replace(file.name, path)
     except OSError:  # a read-only or full cache only costs time
         return

@@ -61,6 +61,14 @@ def test_large_inputs_are_judged_by_float64_and_say_so():
     assert {r.truth for r in small} == {"oracle"} and all(r.oracle_radius is not None for r in small)
 
 
+def test_an_operator_with_a_number_that_has_a_gradient_is_judged_there_too():
+    case = Case(operator="ridge_solve", structure=Structure(T=200, K=8, V=8, H=2), dtype="float32")
+    records = examine(Job(case), ("chunk",))
+    assert {(r.direction, r.status, r.truth) for r in records} == {
+        ("forward", "pass", "float64"), ("gradient", "pass", "float64")
+    }  # fmt: skip
+
+
 def test_a_token_loop_is_not_judged_by_itself_and_no_step_is_driven_for_ever():
     assert [v.name for v, *_ in planned(GLA, long_case(gradient=False))] == ["chunk", "step"]
     longer = long_case(structure=Structure(T=400, K=8, V=8), gradient=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -37,6 +39,29 @@ def test_workers_take_their_share_and_one_alone_all_of_it(parts: list[float], mo
     with gpu_share.alone("cuda:1"):
         assert parts[-1] == 1
     assert parts == [1, gpu_share.MEMORY / 10, 1, gpu_share.MEMORY / 10]
+
+
+def test_what_does_not_fit_in_a_share_is_done_again_by_one_worker_at_a_time(
+    parts: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = threading.Lock()
+
+    def needs_all() -> str:
+        if parts[-1:] != [1]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return f"alone: {turn.locked()}"
+
+    def too_large() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):  # there is no one else: nothing could be gained
+        gpu_share.with_room("cuda:0", needs_all)
+    monkeypatch.setattr(gpu_share, "_workers", 10)
+    monkeypatch.setattr(gpu_share, "_turn", turn)
+    assert gpu_share.with_room("cuda:0", needs_all) == "alone: True"
+    assert parts == [1, gpu_share.MEMORY / 10] and not turn.locked()
+    with pytest.raises(torch.OutOfMemoryError):
+        gpu_share.with_room("cuda:0", too_large)
 
 
 def test_a_worker_whose_gpu_is_dead_ends_and_a_single_process_says_so(

@@ -216,7 +216,7 @@ def changed_cases() -> dict[str, Batch]:
 @pytest.mark.parametrize(("a", "b"), list(itertools.combinations(changed_cases(), 2)))
 def test_cache_misses_when_anything_differs(a: str, b: str):
     found = changed_cases()
-    assert oracles._cache_file(LINEAR, found[a]) != oracles._cache_file(LINEAR, found[b])
+    assert oracles.cache_file(LINEAR, found[a]) != oracles.cache_file(LINEAR, found[b])
 
 
 def test_cache_too_wide_for_a_smaller_budget_is_computed_anew():
