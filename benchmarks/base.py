@@ -30,6 +30,8 @@ LENGTHS = sorted(gpu_run.LENGTHS)
 LONG = ["forward", "forward+backward"]
 DIRECTIONS = [*LONG, "decode"]
 D, DTYPES = [128], list(gpu_run.DTYPES)
+HEADS = {128: 16, 16: 2}
+"""Heads at a width: those of a GPU's series, and of the part that a CPU does. A series has one row of a batch."""
 
 MODES = {
     "plain": (False, ("warm", "exceeded")),
@@ -125,10 +127,11 @@ class Measured(Recorded):
         return tables
 
     def fits(self, tables: Tables, *, D: int, dtype: str) -> None:
-        """Skip a record of another width or dtype, or with other repetitions than the series has."""
+        """Skip a record of another shape or dtype, or with other repetitions than the series has."""
         settings, sampled = tables.record["settings"], sampling(tables.record)
-        if (settings["D"], settings["dtype"], sampled) != (D, dtype, self.sampling):
-            raise NotImplementedError(f"the record has D = {settings['D']}, {settings['dtype']}, {sampled}")
+        shape = tuple(settings[name] for name in ("B", "H", "D"))
+        if (shape, settings["dtype"], sampled) != ((1, HEADS[D], D), dtype, self.sampling):
+            raise NotImplementedError(f"the record has B, H, D = {shape}, {settings['dtype']}, {sampled}")
 
     def timing(self, tables: Tables, operator: str, direction: str, tokens: int, mode: str, implementation: str) -> Row:
         """One row of timings."""

@@ -35,6 +35,8 @@ def check(
     def row(what: str, ok: bool, value: Any = None) -> None:
         run.add("checks", workload, what=what, tokens=tokens, ok=ok, value=value)
 
+    if workload.parameters:
+        row("parameters", ok=True, value=sum(inputs[name].numel() for name in workload.parameters))
     if run.timer.cuda:
         row("no synchronisation", *_quiet(ours, inputs))
         for direction in directions:

@@ -53,10 +53,12 @@ def chosen_heads(x: Tensor) -> Tensor:
 def wanted(workload: Workload, inputs: Tensors, cotangent: Tensor | None) -> Wanted:
     """The reference's answer, with gradients if there is a cotangent [B, T, H, D]."""
     heads = chosen_heads(first_of(inputs))
-    some = {name: x.detach().index_select(2, heads) for name, x in inputs.items()}
+    shared = workload.parameters  # of all heads: their gradients are sums over more heads than these
+    some = {n: x.detach() if n in shared else x.detach().index_select(2, heads) for n, x in inputs.items()}
     do = None if cotangent is None else cotangent.index_select(2, heads).double()
     right = _reference(workload, {name: x.double() for name, x in some.items()}, do)
     moved = _reference(workload, _rounded_again(some), do)
+    right = {name: x for name, x in right.items() if name.removeprefix("d ") not in shared}
     limits = {
         name: FACTOR * (_rms(moved[name] - y) + UNIT[first_of(inputs).dtype] * _rms(y)) for name, y in right.items()
     }

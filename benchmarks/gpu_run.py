@@ -31,6 +31,9 @@ from linattest.verify.crossover import SCHEMA, crossovers
 LENGTHS = (4096, 2048, 8192, 16384, 32768, 65536, 131072)
 """Tokens, those that decide a crossover first."""
 
+SHAPE = (1, 16, 128)
+"""Rows of a batch, heads and width of every series; other ones are for a look."""
+
 STAGES = ("forward", "forward+backward", "decode", "checks", "peers")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -74,6 +77,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--function", nargs="+", type=_function, default=[], metavar="NAME=MODULE:FUNCTION",
         help="measure this function in the place of ours, without decode; the only ones where --operators is not given",
     )  # fmt: skip
+    for name, size in zip(("--batch", "--heads", "--width"), SHAPE, strict=True):
+        parser.add_argument(name, type=int, default=size, metavar="N", help=f"{name[2:]} on a GPU; default: {size}")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="begin nothing new after this time")
     parser.add_argument("--quick", action="store_true", help="short lengths and few repetitions, to try the script out")
@@ -118,16 +123,16 @@ def _fresh_cache(keep: bool) -> Iterator[None]:
 def _prepare(options: argparse.Namespace, device: torch.device) -> Run:
     """The record as far as it is known before anything is timed, and written."""
     cpu = device.type == "cpu"
-    small = {"H": 2, "D": 16} if cpu else {"H": 16, "D": 128}
+    sizes = {"B": 1, "H": 2, "D": 16} if cpu else {"B": options.batch, "H": options.heads, "D": options.width}
     dtype = torch.float32 if cpu else DTYPES[options.dtype]
-    shape, timer = Shape(T=0, dtype=dtype, device=device, **small), common.Timer(device)
+    shape, timer = Shape(T=0, dtype=dtype, device=device, **sizes), common.Timer(device)
     here = common.environment(device)
     seconds = common.QUICK_SECONDS if options.quick else common.SECONDS
     record: dict[str, Any] = {
         "schema": SCHEMA, "kind": "gpu_run", "commit": options.commit or common.commit(),
         "source_hash": common.source_hash(), "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "complete": False, "stopped": "running", "seconds": 0.0, "environment": here,
-        "settings": {"B": shape.B, **small, "dtype": str(dtype).removeprefix("torch."), "quick": options.quick,
+        "settings": {**sizes, "dtype": str(dtype).removeprefix("torch."), "quick": options.quick,
                      "stages": sorted(options.stages), "functions": dict(options.function),
                      "sampling": common.sampling(seconds)},
         "clocks": [common.clocks("begin")], "rates": {}, "gates": [], "checks": [], "timings": [], "failures": [],

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from benchmarks import gate, peers
+from benchmarks import beside, gate, peers
 from benchmarks.checks import check
 from benchmarks.common import BLOCK_MS, Call, Timer, median, per_call, resolve
 from benchmarks.workloads import Shape, Tensors, Workload, call, first_of, output_of
@@ -82,7 +82,7 @@ def at_length(run: Run, workload: Workload, T: int, *, thorough: bool) -> None:
         run.save()
         return
     run.add("checks", workload, what="first call", tokens=T, ok=max(first.values()) <= FIRST, value=first)
-    candidates: dict[str, Function] = {OURS: ours}
+    candidates: dict[str, Function] = {OURS: ours, **beside.others(run.room, workload, T)}
     peer = run.attempt(workload, "fla", T, lambda: peers.fla(workload.name)) if "peers" in run.stages else None
     if peer is not None:
         candidates[peer[0]] = peer[1]
@@ -93,18 +93,9 @@ def at_length(run: Run, workload: Workload, T: int, *, thorough: bool) -> None:
     for direction in directions:
         allowed = {name: f for name, f in candidates.items() if passed.get((name, direction))}
         if OURS in allowed:
-            allowed |= _backbone(run, workload)
+            allowed |= beside.standing_on(run.room, workload)
             run.attempt(workload, direction, T, lambda d=direction, a=allowed: _time(run, workload, shape, d, a))
         run.save()
-
-
-def _backbone(run: Run, workload: Workload) -> dict[str, Function]:
-    """What a workload stands on, so that its cost over that is measured; its gate is in a workload of its own."""
-    name = workload.keywords.get("backbone")
-    if name is None:
-        return {}
-    function = resolve(f"linattest.{run.room}.{name}:chunk")
-    return {f"backbone:{name}": lambda x: function(**{n: t for n, t in x.items() if n != "lam"})[0]}
 
 
 def _first_calls(run: Run, ours: Function, inputs: Tensors, directions: Sequence[Direction]) -> dict[str, float]:
@@ -122,7 +113,7 @@ def _gate(
     passed: dict[tuple[str, str], bool] = {}
     tokens = first_of(inputs).shape[1]
     for name, function in candidates.items():
-        for direction in directions:
+        for direction in beside.directions(name, directions):
 
             def answer(both: bool = direction != "forward", function: Function = function) -> dict[str, Tensor]:
                 leaves = {n: x.detach().requires_grad_(both) for n, x in inputs.items()}
@@ -245,9 +236,11 @@ def _graphed(
     cost: Mapping[str, float],
     row: Mapping[str, Any],
 ) -> None:
-    """The same, captured in CUDA graphs: what the device alone takes."""
+    """The same, captured in CUDA graphs: what the device alone takes. A token loop has too many launches for one."""
     graphs: dict[str, tuple[Call, int]] = {}
     for name, one in calls.items():
+        if name == beside.LOOP:
+            continue
         several = max(1, min(20, round(BLOCK_MS / cost[name])))
         what = f"graph of {name}, {row['direction']}"
         captured = run.attempt(

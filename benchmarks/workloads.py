@@ -79,8 +79,22 @@ def _rate(s: Shape, seed: int) -> Tensor:
     return torch.sigmoid(s.normal(seed=seed)).to(s.dtype)
 
 
+def _levels(s: Shape) -> int:
+    return s.levels or (s.T - 1).bit_length() + 1
+
+
 def _level_weights(s: Shape, seed: int) -> Tensor:
-    return F.softplus(s.normal(s.levels or (s.T - 1).bit_length() + 1, seed=seed)).to(s.dtype)
+    return F.softplus(s.normal(_levels(s), seed=seed)).to(s.dtype)
+
+
+def _parameter(first: int, *more: int) -> Draw:
+    """Parameters that all heads share, sizes in levels: float32, as a layer keeps them."""
+
+    def draw(s: Shape, seed: int) -> Tensor:
+        generator, sizes = torch.Generator(s.device).manual_seed(seed), [n * _levels(s) for n in (first, *more)]
+        return torch.randn(sizes, generator=generator, device=s.device) * sizes[0] ** -0.5
+
+    return draw
 
 
 def _write(s: Shape, seed: int) -> Tensor:
@@ -102,7 +116,9 @@ def _shared(seed: int) -> int:
 class Workload:
     """An operator in one variant: its inputs by name, fixed keywords, and whether softmax attention is its rival.
 
-    `given`: "module:name" of a function of somebody else's that is measured in the place of ours.
+    `given`: "module:name" of a function of somebody else's that is measured in the place of ours. `others`: other
+    forms of it, which are timed beside, by name. `parameters`: inputs that all heads share; with them the operator is
+    composed with what makes its level weights (``composed``).
     """
 
     operator: str
@@ -111,6 +127,8 @@ class Workload:
     keywords: Mapping[str, Any] = field(default_factory=dict)
     attention: bool = True
     given: str = ""
+    others: Mapping[str, str] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -123,6 +141,8 @@ class Workload:
 
     def function(self, room: str, name: str) -> str:
         """ "module:name" of its function in `impls` or `kernels`."""
+        if self.parameters:
+            return f"benchmarks.composed:{room}_{self.variant}_{name}"
         return f"linattest.{room}.{self.operator}:{name}"
 
 
@@ -130,6 +150,8 @@ _QKV: dict[str, Draw] = {"q": _real, "k": _unit, "v": _real}
 _GATE: dict[str, Draw] = {"g": _head_gate}
 _BETA: dict[str, Draw] = {"beta": _rate}
 _CCQ: dict[str, Draw] = {"q": _unit_feature, "k": _unit_feature, "v": _real, "lam": _rate}
+_MLP: dict[str, Draw] = {"w1": _parameter(1, 2), "w2": _parameter(2, 1), "b2": _parameter(1)}
+_LOOPS = {"loop:python": "linattest.impls.vla:recurrent", "loop:kernel": "linattest.kernels.vla_sequential:forward"}
 
 WORKLOADS = (
     Workload("gla", "head", _QKV | _GATE),
@@ -142,8 +164,17 @@ WORKLOADS = (
     Workload("delta_scan", "", {"q": _real, "erase": _erase, "write": _write, "v": _real}),
     Workload("covariance_contract", "", {"q": _unit_feature, "k": _unit_feature, "lam": _rate}, attention=False),
     Workload("ridge_solve", "", {"x": _feature, "u": _direction}, {"lam0": 0.1}, attention=False),
-    Workload("vla", "", {"q": _feature, "k": _feature, "v": _real, "u": _direction}),
+    Workload("vla", "", {"q": _feature, "k": _feature, "v": _real, "u": _direction}, others=_LOOPS),
     Workload("log_linear", "", _QKV | _GATE | {"level_weights": _level_weights}),
+    Workload("log_linear", "delta", _QKV | _GATE | _BETA | {"level_weights": _level_weights}),
+    Workload(
+        "log_linear",
+        "linear",
+        _QKV | _GATE | {"d": _level_weights, "weight": _parameter(1)},
+        parameters=frozenset({"weight"}),
+    ),
+    Workload("log_linear", "mlp_softplus", _QKV | _GATE | {"d": _level_weights} | _MLP, parameters=frozenset(_MLP)),
+    Workload("log_linear", "mlp_softmax", _QKV | _GATE | {"d": _level_weights} | _MLP, parameters=frozenset(_MLP)),
 )
 """The most important first: a run that ends early has measured these."""
 

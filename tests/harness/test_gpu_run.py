@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import common, gate, gpu_run, measure, peers
+from benchmarks import beside, common, gate, gpu_run, measure, peers
+from benchmarks.base import Measured, Tables
 from benchmarks.workloads import WORKLOADS, Shape, call
 from linattest.verify import registry
 from linattest.verify.bench.gpu_records import read_records
@@ -44,6 +45,39 @@ def test_whole_run_records_everything(tmp_path: Path, capsys: pytest.CaptureFixt
     crossed, uncrossed = crossovers(read_records(tmp_path)[0], draws=50)
     assert {r["direction"] for r in crossed + uncrossed} == {"forward", "forward+backward", "decode"}
     assert "gla head forward+backward" in capsys.readouterr().out
+
+
+def test_level_weights_and_what_they_cost_are_measured_with_the_operator(tmp_path: Path):
+    status, record = run(tmp_path, "--operators", "log_linear-mlp_softplus", "--lengths", "64")
+    assert status == 0 and record["failures"] == []
+    fixed = "backbone:level weights given"
+    assert {(r["implementation"], r["direction"]) for r in record["timings"] if r["tokens"] == 64} >= {
+        (name, d) for name in ("linattest", fixed) for d in ("forward", "forward+backward")
+    }
+    (count,) = (c["value"] for c in record["checks"] if c["what"] == "parameters")
+    assert count == 7 * 14 + 14 * 7 + 7  # w1, w2 and b2 of seven levels
+    assert all(g["worst"] > 0 for g in record["gates"])
+
+
+def test_other_forms_of_an_operator_pass_the_gate_too_and_end_at_their_longest():
+    vla = next(w for w in WORKLOADS if w.name == "vla")
+    assert beside.others("impls", vla, 64) == {}
+    assert set(beside.others("kernels", vla, 4096)) == {beside.LOOP, beside.SEQUENTIAL}
+    assert set(beside.others("kernels", vla, 32768)) == {beside.SEQUENTIAL} and not beside.others("kernels", vla, 65536)
+    assert beside.directions(beside.SEQUENTIAL, ["forward", "forward+backward"]) == ["forward"]
+    inputs = vla.inputs(Shape(T=64, H=2, D=16, dtype=torch.float32), 0)
+    want = gate.wanted(vla, inputs, None)
+    loop = beside.others("kernels", vla, 64)[beside.LOOP]
+    assert gate.compare(want, {"o": loop(inputs)}).ok
+    assert not gate.compare(want, {"o": loop({**inputs, "k": inputs["q"]})}).ok
+
+
+def test_a_record_of_another_shape_is_another_series():
+    record = {"settings": {"B": 8, "H": 16, "D": 128, "dtype": "bfloat16", "sampling": Measured.sampling}}
+    with pytest.raises(NotImplementedError, match="B, H, D"):
+        Measured().fits(Tables(record), D=128, dtype="bfloat16")
+    record["settings"]["B"] = 1
+    Measured().fits(Tables(record), D=128, dtype="bfloat16")
 
 
 def wrong(change: Callable[[torch.Tensor], torch.Tensor], only: str) -> Callable[[str], Callable[..., Any]]:
@@ -166,8 +200,9 @@ def test_one_stage_alone(tmp_path: Path, stage: str):
 def test_reference_passes_its_own_gate_in_bfloat16_and_its_inputs_are_the_operators(workload):
     shape = Shape(T=100, H=3, D=16, dtype=torch.bfloat16)
     inputs = workload.inputs(shape, 0)
-    known = {x.name for x in registry.operator(workload.operator).inputs}
-    assert set(inputs) <= known and all(x.shape[:3] == (1, 100, 3) for x in inputs.values())
+    known = {x.name for x in registry.operator(workload.operator).inputs} | ({"d"} if workload.parameters else set())
+    by_head = {name: x for name, x in inputs.items() if name not in workload.parameters}
+    assert set(by_head) <= known and all(x.shape[:3] == (1, 100, 3) for x in by_head.values())
     cotangent = measure.cotangent_of(workload, inputs)
     want = gate.wanted(workload, inputs, cotangent)
     leaves = {name: x.requires_grad_() for name, x in inputs.items()}

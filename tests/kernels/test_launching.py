@@ -69,7 +69,8 @@ def test_what_triton_specialises_on_is_another_binary(other: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "built", [({"STAGE": tl.float32, "BV": 32}, 4, None, "1"), ({"PRECISION": "tf32x3", "R": 16}, 4, True, "1"),
               ({"STAGE": tl.float32, "BV": 64}, 8, None, None), ({"BV": 32}, 4, None, "1"),
-              ({"BV": 32}, 4, True, None), ({"BV": 32, "BK": 128}, 8, True, None), ({"BK": 16}, 4, True, "1"), ({"BV": 64}, 8, None, None),
+              ({"BV": 32}, 4, True, None), ({"BV": 32, "BK": 128}, 8, True, None), ({"BK": 16}, 4, True, "1"),
+              ({"BV": 64}, 8, None, None),
               ({"BV": 32}, 4, False, "1"), ({"BV": 64}, 4, False, "1")], ids=str,
 )  # fmt: skip
 def test_narrow_products_do_without_warpgroup_instructions_where_those_go_wrong(
