@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     OPERATORS: tuple(f"{HARNESS}.{module}" for module in PAGE_IMPORTS),
     HARNESS: (HARNESS, "linattest.__version__"),
     f"{HARNESS}.claims": (HARNESS, "linattest.impls", "linattest.kernels", "linattest.proofs_checks"),
+    f"{HARNESS}.experiments": (HARNESS, "linattest.impls"),
     f"{HARNESS}.cli": (HARNESS, "linattest.__version__"),
     f"{HARNESS}.commands.prove": (HARNESS, "linattest.proofs_checks"),
     "linattest.proofs_checks": ("linattest",),
