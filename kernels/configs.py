@@ -74,6 +74,7 @@ TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
     "fenwick_join": {(9, 0): {2: Row(64 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
     "fenwick_delta_outputs": {(9, 0): {2: Row(128 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
     "fenwick_delta_walks": {(9, 0): {2: Row(64 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
+    "fenwick_delta_walks_roomy": {(9, 0): {2: Row(32 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
     "fenwick_delta_collect": {(9, 0): {2: Row(64 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
     "fenwick_delta_gradients": {(9, 0): {2: Row(64 * 128, 8, 1), 4: Row(16 * 128, 8, 1)}},
 }

@@ -29,6 +29,9 @@ from linattest.kernels.delta_walk import factors_of
 from linattest.kernels.fenwick_layout import bits, height, number, place, span
 from linattest.kernels.fenwick_outputs import height_of_rows, mask_of_levels, weights
 
+ROOM = tl.constexpr(256 * 16)
+"""Bits of a row of N, staged: up to these, shared memory holds all of its rows. 256 in tf32 are more."""
+
 
 @triton.jit
 def held_rows(S, initial, stride, which, L, where, mask):
@@ -104,6 +107,19 @@ def transposed_level(state, n, h, HV, L, level, rows, channels, K: tl.constexpr,
     return tl.load(ptr + rows[:, None] + channels[None, :] * V, mask=mask, other=0.0)
 
 
+@triton.jit
+def left_rows(writes, initial, left, made, where, rows, columns, K: tl.constexpr, V: tl.constexpr):
+    """B [rows, columns] of a node's left half, or the bucket of a state where that was before the call; `where` is its
+    sequence, head, heads, levels and level."""
+    S = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
+    if made:
+        S = load_matrix(writes + left * (V * K), rows, columns, V, K)
+    elif initial is not None:
+        n, h, HV, L, level = where
+        S = transposed_level(initial, n, h, HV, L, level, rows, columns, K, V)
+    return S
+
+
 @triton.jit(do_not_specialize=["HEIGHT"])
 def join(
     maps, writes, keeps, initial, spans, places, sizes, HEIGHT,
@@ -112,6 +128,7 @@ def join(
 ):  # fmt: skip
     """In place, the nodes of one height j = HEIGHT >= 1 from those of height j - 1; a program is a node.
 
+    Shared memory holds N for all rows, and 64 of its columns at a time where all are more than its ROOM.
     places (table of groups of 2^j chunks, first of chunks); sizes T, groups and chunks in a row, HV, L.
     """
     T, each, each_chunk, HV, L = sizes
@@ -120,6 +137,7 @@ def join(
     n, _, begin, end, position = place(s, table, T, each, LOG + HEIGHT, MODE)
     _, before, _ = span(n, spans, T, MODE)
     group, channels = position >> (LOG + HEIGHT), tl.arange(0, BK)
+    COLUMNS: tl.constexpr = BK if BK * STAGE.primitive_bitwidth <= ROOM else 64
     if (position + end - begin) >> (LOG + HEIGHT) > group:  # whole, to its end
         e = (group + 1) << HEIGHT
         right = (number(n, position, before, first, each_chunk, LOG, MODE) - (position >> LOG) + e - 1) * HV + h
@@ -127,29 +145,36 @@ def join(
         made = e - (1 << (HEIGHT - 1)) > before >> LOG
         c = tl.load(keeps + right)
         own = maps + right * (K * K)
-        N = operand(load_matrix(own, channels, channels, K, K), STAGE)  # [BK, BK]
-        tl.debug_barrier()
-        for r in range(0, V, BV):
-            rows = r + tl.arange(0, BV)
-            B = load_matrix(writes + right * (V * K), rows, channels, V, K)  # [BV, BK]
-            S = tl.zeros([BV, BK], tl.float32)
-            if made:
-                S = load_matrix(writes + left * (V * K), rows, channels, V, K)
-            elif initial is not None:
-                S = transposed_level(initial, n, h, HV, L, LOG + HEIGHT, rows, channels, K, V)
-            B = dot_add(B + c * S, operand(-S, STAGE), N, PRECISION)  # [BV, BK] [BK, BK]
-            store_matrix(writes + right * (V * K), rows, channels, B, V, K)
-        if made:
-            c_left = tl.load(keeps + left)
-            for r in range(0, K, BV):
-                rows = r + tl.arange(0, BV)
-                P, S = load_matrix(own, rows, channels, K, K), load_matrix(maps + left * (K * K), rows, channels, K, K)
-                P = P.to(tl.float32) * c_left + S.to(tl.float32) * c
-                tl.debug_barrier()
-                P = dot_add(P, operand(-S, STAGE), N, PRECISION)  # [BV, BK] [BK, BK]
-                store_matrix(own, rows, channels, P, K, K)
+        where = (n, h, HV, L, LOG + HEIGHT)
+        for first_column in tl.static_range(0, BK, COLUMNS):  # nothing reads columns that another turn has written
+            columns = first_column + tl.arange(0, COLUMNS)
+            N = operand(load_matrix(own, channels, columns, K, K), STAGE)  # [BK, COLUMNS]
             tl.debug_barrier()
-            tl.store(keeps + right, c * c_left)
+            for r in range(0, V, BV):
+                rows = r + tl.arange(0, BV)
+                B = load_matrix(writes + right * (V * K), rows, columns, V, K)  # [BV, COLUMNS]
+                S = left_rows(writes, initial, left, made, where, rows, channels, K, V)  # [BV, BK]
+                part = S
+                if COLUMNS < BK:
+                    part = left_rows(writes, initial, left, made, where, rows, columns, K, V)
+                B = dot_add(B + c * part, operand(-S, STAGE), N, PRECISION)  # [BV, BK] [BK, COLUMNS]
+                store_matrix(writes + right * (V * K), rows, columns, B, V, K)
+            if made:
+                c_left = tl.load(keeps + left)
+                for r in range(0, K, BV):
+                    rows = r + tl.arange(0, BV)
+                    P = load_matrix(own, rows, columns, K, K)
+                    S = load_matrix(maps + left * (K * K), rows, channels, K, K)
+                    part = S
+                    if COLUMNS < BK:
+                        part = load_matrix(maps + left * (K * K), rows, columns, K, K)
+                    P = P.to(tl.float32) * c_left + part.to(tl.float32) * c
+                    tl.debug_barrier()
+                    P = dot_add(P, operand(-S, STAGE), N, PRECISION)  # [BV, BK] [BK, COLUMNS]
+                    store_matrix(own, rows, columns, P, K, K)
+                if first_column + COLUMNS == BK:
+                    tl.debug_barrier()
+                    tl.store(keeps + right, c * c_left)
 
 
 @triton.jit

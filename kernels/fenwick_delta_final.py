@@ -11,16 +11,55 @@ import triton.language as tl
 
 from linattest.kernels.blocks import at, dot, dot_add, load_matrix, operand, tile
 from linattest.kernels.delta_walk import factors_of
-from linattest.kernels.fenwick_delta import transposed_level, written
+from linattest.kernels.fenwick_delta import ROOM, transposed_level, written
 from linattest.kernels.fenwick_layout import bits, height, number, span
 from linattest.kernels.fenwick_outputs import height_of_rows
 
 
 @triton.jit
+def halves(x):
+    """The left and the right half of a matrix's columns."""
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
+
+
+@triton.jit
+def _carried(
+    S, maps, keeps, slot, channels, K: tl.constexpr, STAGE: tl.constexpr, PRECISION: tl.constexpr, BACK: tl.constexpr
+):
+    """S P, or S P^T if BACK.
+
+    Where N is more than shared memory's ROOM, it is read a quarter of the channels that are summed over at a time.
+    """
+    BK: tl.constexpr = S.shape[1]
+    ptr = maps + slot * (K * K)
+    if BK * STAGE.primitive_bitwidth > ROOM:
+        left, right = halves(S)
+        kept = S * tl.load(keeps + slot)
+        parts = halves(left) + halves(right)
+        for j in tl.static_range(4):
+            x = j * (BK // 4) + tl.arange(0, BK // 4)
+            if BACK:
+                N = tl.trans(operand(load_matrix(ptr, channels, x, K, K), STAGE))  # [BK / 4, BK]
+            else:
+                N = operand(load_matrix(ptr, x, channels, K, K), STAGE)  # [BK / 4, BK]
+            kept = dot_add(kept, operand(-parts[j], STAGE), N, PRECISION)  # [rows, BK / 4] [BK / 4, BK]
+        return kept
+    N = operand(load_matrix(ptr, channels, channels, K, K), STAGE)  # [BK, BK]
+    if BACK:
+        N = tl.trans(N)
+    return dot_add(S * tl.load(keeps + slot), operand(-S, STAGE), N, PRECISION)  # [rows, BK] [BK, BK]
+
+
+@triton.jit
 def through(S, maps, keeps, slot, channels, K: tl.constexpr, STAGE: tl.constexpr, PRECISION: tl.constexpr):
     """S P of one node, or chunk: S [rows, BK]."""
-    N = operand(load_matrix(maps + slot * (K * K), channels, channels, K, K), STAGE)  # [BK, BK]
-    return dot_add(S * tl.load(keeps + slot), operand(-S, STAGE), N, PRECISION)  # [rows, BK] [BK, BK]
+    return _carried(S, maps, keeps, slot, channels, K, STAGE, PRECISION, False)
+
+
+@triton.jit
+def back(X, maps, keeps, slot, channels, K: tl.constexpr, STAGE: tl.constexpr, PRECISION: tl.constexpr):
+    """X P^T of one chunk: X [rows, BK]."""
+    return _carried(X, maps, keeps, slot, channels, K, STAGE, PRECISION, True)
 
 
 @triton.jit

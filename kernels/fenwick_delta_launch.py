@@ -246,7 +246,9 @@ def _upstream(call: _Backward, dinitial: Tensor | None) -> _Upstream:
     inputs, strides = (r, call.do, x.lam), tuple(map(launch.strides, (r, call.do, x.lam)))
     heights = range(len(where.heights) - 2, -1, -1)
     starts = q.new_empty(len(heights) if dinitial is not None else 0, where.N, HV, V, K, dtype=torch.float32)
-    walked = call.constants("fenwick_delta_walks")
+    # maps of 256 channels in tf32 are so large that there is no room for a second stage
+    roomy = "_roomy" if launch.width(K) * launch.stage(q.dtype).primitive_bitwidth > fenwick_delta.ROOM.value else ""
+    walked = call.constants(f"fenwick_delta_walks{roomy}")
     for j in heights:
         pairs = where.heights[j + 1]
         launch.run(

@@ -22,7 +22,7 @@ import triton.language as tl
 from linattest.kernels.blocks import at, dot, dot_add, load_matrix, operand, put, store_matrix, tile
 from linattest.kernels.fenwick_backward import put_column
 from linattest.kernels.fenwick_delta import chunk_reads, transposed_level
-from linattest.kernels.fenwick_delta_final import through
+from linattest.kernels.fenwick_delta_final import back, through
 from linattest.kernels.fenwick_layout import bits, chunks_of, height, number, place, span
 from linattest.kernels.fenwick_outputs import height_of_rows, weights
 
@@ -44,13 +44,6 @@ def rows(
     if begin < end:
         _M, R = chunk_reads(inputs, made, own_strides, b, h, G, begin, end, i, channels, scale, K, C, STAGE, PRECISION)
         put(at(r, r_strides, b, h, begin), r_strides, i, channels, i < end - begin, R, K)
-
-
-@triton.jit
-def back(X, maps, keeps, slot, channels, K: tl.constexpr, STAGE: tl.constexpr, PRECISION: tl.constexpr):
-    """X P^T of one chunk: X [rows, BK]."""
-    N = operand(load_matrix(maps + slot * (K * K), channels, channels, K, K), STAGE)  # [BK, BK]
-    return dot_add(X * tl.load(keeps + slot), operand(-X, STAGE), tl.trans(N), PRECISION)  # [rows, BK] [BK, BK]
 
 
 @triton.jit(do_not_specialize=["HEIGHT"])

@@ -142,12 +142,13 @@ def test_groups_of_groups_have_nodes_too():
         assert float((x - y).norm()) <= ROUNDINGS[torch.float32] * float(y.norm())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_nodes_of_the_delta_tree_hand_over(dtype: torch.dtype):
-    """From the middle of chunk 3 to chunk 6, which reads through a node of two chunks into one of the state too."""
-    xs = inputs(190, 10, delta=True, K=3, V=2, dtype=dtype)
+@pytest.mark.parametrize(("dtype", "K"), [(torch.float32, 3), (torch.float16, 3), (torch.float16, 200)], ids=str)
+def test_nodes_of_the_delta_tree_hand_over(dtype: torch.dtype, K: int):
+    """From the middle of chunk 3 to chunk 6, which reads through a node of two chunks into one of the state too. Maps
+    of 200 channels are read in parts, for float16 and float32 alike."""
+    xs = inputs(190, 10, delta=True, K=K, V=2, dtype=dtype)
     xs[3], xs[5] = xs[3].clamp_min(-1e-3), xs[5] / 10
-    found = agree(xs, state([200], 10, 1, 3, 2), cut_off=dtype == torch.float16)
+    found = agree(xs, state([200], 10, 1, K, 2), cut_off=dtype == torch.float16)
     assert float(found["d state"].norm()) > 0.1
 
 
