@@ -7,6 +7,7 @@ keeps the pairs for which ``f(operator, variant)`` holds, ``under(keep=f)`` the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,19 +16,34 @@ import pytest
 import torch
 
 from linattest.verify import grids, registry
+from linattest.verify.devices import home, place
 from linattest.verify.examine import Examination, runs
 from linattest.verify.inputs import Batch, Case, Scalar, Structure, build, resolve_options
 from linattest.verify.measure import Wanted, compare
 from linattest.verify.signature import Input
 from linattest.verify.spec import Operator, Variant
-from linattest.verify.subjects import run
+from linattest.verify.subjects import Outcome, run
 from linattest.verify.tolerance import accumulation, unit_roundoff
 
 Make = Callable[..., Batch]
 Judge = Callable[..., None]
 SameBits = Callable[..., None]
 
-OURS = [(o, v) for o in registry.OPERATORS for v in o.variants if v.function.startswith("linattest.impls.")]
+KERNELS = {"gla", "gated_delta_net", "covariance_contract"}
+"""Operators whose kernels the cases run on too where there is a GPU, or with LINATTEST_CASES=kernels (the interpreter,
+for hours): of the three kinds that there are, one each."""
+
+ON_KERNELS = torch.cuda.is_available() or os.environ.get("LINATTEST_CASES") == "kernels"
+
+
+def ours(operator: Operator, variant: Variant) -> bool:
+    """Whether a case runs on a variant."""
+    if variant.kernel:
+        return ON_KERNELS and operator.name in KERNELS
+    return variant.function.startswith("linattest.impls.")
+
+
+OURS = [(o, v) for o in registry.OPERATORS for v in o.variants if ours(o, v)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,6 +76,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 rows["-".join(word for word in words if word)] = tuple(values[name] for name in names)
     assert rows, f"{metafunc.definition.nodeid}: no registered operator has what the case needs"
     metafunc.parametrize(", ".join(names), [pytest.param(*row, id=name) for name, row in rows.items()])
+
+
+def run_anywhere(operator: Operator, variant: Variant, batch: Batch, **more: Any) -> Outcome:
+    """``subjects.run``, kernels on the GPU if there is one."""
+    if variant.kernel and batch.case.dtype == "float64":
+        pytest.skip("a kernel takes no float64: launch.check_dtype says so")
+    if not (variant.kernel and torch.cuda.is_available()):
+        return run(operator, variant, batch, **more)
+    return home(run(operator, variant, place(batch.copy(), "cuda"), **more))
+
+
+@pytest.fixture(autouse=True)
+def kernels_run_where_they_can(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test module's ``run`` takes kernels too."""
+    if hasattr(request.module, "run"):
+        monkeypatch.setattr(request.module, "run", run_anywhere)
 
 
 @pytest.fixture(scope="session")
@@ -165,7 +197,7 @@ def judge() -> Judge:
         known = [*examination.truth.hi, *(name for name in examination.sensitivity.values if name.startswith("d "))]
         judged = 0
         for variant in (v for o, v in OURS if o is operator and runs(o, v, case)):
-            values = obtain(variant) if obtain else run(operator, variant, batch, backward=backward).values
+            values = obtain(variant) if obtain else run_anywhere(operator, variant, batch, backward=backward).values
             for name in values or {}:
                 assert name in known, f"{variant.name} gives {name}; known: {known}"
                 wanted = examination.wanted(name, variant)
