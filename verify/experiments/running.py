@@ -1,0 +1,116 @@
+"""Many runs side by side: each advances by a slice of time, then lets the next one in; results of all.
+
+A worker is a process with one thread (on a GPU they share it: a model of this size does not fill one). With one worker
+everything runs in this process. What a slice reached is in its checkpoint, so an interruption loses at most a slice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from linattest.verify.executors import InProcess, local_executor
+from linattest.verify.experiments.recipe import Trained
+from linattest.verify.experiments.training import Progress, Run, advance
+
+SLICE_SECONDS = 20.0
+TRIES = 2
+"""How often a run may be there when a worker's process dies, before it is held to be the reason."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and how it went. ``error``: what it raised, and then no progress."""
+
+    model: str
+    task: str
+    learning_rate: float
+    seed: int
+    progress: Progress | None = None
+    error: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a result: it ended as it was to."""
+        return self.progress is not None and self.progress.done and not self.progress.failed
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no result, "" if there is one."""
+        if self.whole:
+            return ""
+        why = self.error or (self.progress.stopped if self.progress else "") or "not done"
+        return f"{self.model} on {self.task}, lr {self.learning_rate:g}, seed {self.seed}: {why}"
+
+
+def outcome(run: Run, progress: Progress | None, error: str = "") -> Outcome:
+    """Of a run."""
+    return Outcome(
+        model=run.model.name, task=run.task, learning_rate=run.learning_rate, seed=run.seed,
+        progress=progress, error=error,
+    )  # fmt: skip
+
+
+def runs_of(recipe: Trained, seeds: int, *, device: str = "cpu", backend: str = "chunk") -> list[Run]:
+    """Every model on every task at every learning rate, seeds outermost: the first seed is whole first."""
+    return [
+        Run(
+            model=model, shape=recipe.shape, training=recipe.training, task=name, tests={name: task, **recipe.tests},
+            longest=recipe.longest, learning_rate=rate, seed=seed, device=device, backend=backend, probe=recipe.probe,
+        )
+        for seed in range(seeds)
+        for name, task in recipe.tasks.items()
+        for model in recipe.models
+        for rate in recipe.training.learning_rates
+    ]  # fmt: skip
+
+
+def train_all(
+    runs: Sequence[Run], folder: Path, workers: int, told: Callable[[Run, Progress], Any] = lambda *_: None,
+    *, seconds: float = SLICE_SECONDS,
+) -> list[Outcome]:  # fmt: skip
+    """Train all runs to their ends, from their checkpoints in ``folder``; outcomes in the order of the runs.
+
+    A run that raises has its error as outcome, and the others go on. ``told`` hears of every slice.
+    """
+    outcomes: dict[int, Outcome] = {}
+    waiting, died = deque(range(len(runs))), dict.fromkeys(range(len(runs)), 0)
+    under_way: dict[Future[Progress], int] = {}
+    with nullcontext(InProcess()) if workers == 1 else local_executor(workers) as pool:
+        while waiting or under_way:
+            while waiting and len(under_way) < workers:
+                n = waiting.popleft()
+                under_way[pool.submit(advance, runs[n], folder, seconds)] = n
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                n = under_way.pop(future)
+                found = _received(future)
+                if isinstance(found, Progress):
+                    told(runs[n], found)
+                    if found.done:
+                        outcomes[n] = outcome(runs[n], found)
+                    else:
+                        waiting.append(n)
+                elif found is None and died[n] + 1 < TRIES:
+                    died[n] += 1
+                    waiting.append(n)
+                else:
+                    outcomes[n] = outcome(
+                        runs[n], None, found or "its process ended (a crash of native code, or killed)"
+                    )
+    return [outcomes[n] for n in range(len(runs))]
+
+
+def _received(future: Future[Progress]) -> Progress | str | None:
+    """What a slice gave; its error in words; ``None`` if its process died."""
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return None
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"

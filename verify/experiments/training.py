@@ -1,0 +1,279 @@
+"""One training run: a model, a task, a learning rate and a seed, advanced from checkpoint to checkpoint.
+
+Everything that a step reads is a function of the run's settings and the step's number (rows, learning rate), or in the
+checkpoint (parameters, the optimiser's moments), so that on a CPU the curve has the same bits whenever it is
+interrupted, and however often. Checkpoints are written between steps, under another name first. Their name has a hash
+of the settings and of the sources: what other sources began is begun anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from linattest.impls.lm import CausalLM
+from linattest.verify.environment import source_hash
+from linattest.verify.experiments import models, probes
+from linattest.verify.experiments.recipe import Model, Shape, Training
+from linattest.verify.experiments.solvers import checked
+from linattest.verify.experiments.tasks import TEST, TRAIN, VALIDATION, Drawn, Task, generator
+
+CHECKED_ROWS = 8
+"""So many rows of every task are answered by a lookup table before a run begins."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What is trained, on what, and how: ``tests`` has the task itself too, under its name ``task``."""
+
+    model: Model
+    shape: Shape
+    training: Training
+    task: str
+    tests: dict[str, Task]
+    longest: int
+    learning_rate: float
+    seed: int
+    device: str = "cpu"
+    backend: str = "chunk"
+    probe: bool = False
+
+    @property
+    def name(self) -> str:
+        """The run in words."""
+        return f"{self.model.name} on {self.task}, lr {self.learning_rate:g}, seed {self.seed}"
+
+    @property
+    def key(self) -> str:
+        """A hash of all that the result depends on, but versions and the machine."""
+        return hashlib.sha256(msgspec.json.encode(self) + source_hash().encode()).hexdigest()[:20]
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One point of a curve. ``loss``: mean over the steps since the last point, ``None`` at step 0 or if not finite."""
+
+    step: int
+    loss: float | None
+    accuracy: float
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """Right answers of all that was asked, and rows with nothing but right answers of all rows."""
+
+    right: int
+    asked: int
+    exact: int
+    rows: int
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is. ``stopped``: why it ended before its last step. ``scores``: by test, when it is done."""
+
+    step: int
+    done: bool
+    curve: tuple[Point, ...]
+    seconds: float
+    stopped: str = ""
+    failed: bool = False
+    parameters: int = 0
+    scores: dict[str, Score] = {}
+    probes: dict[str, Any] = {}
+
+
+# --- one run -----------------------------------------------------------------------------------------------------
+
+
+def advance(run: Run, folder: Path, seconds: float) -> Progress:
+    """Train for so many seconds (at least a step), from the run's checkpoint in ``folder`` if it has one, to a new one.
+
+    A run that is done is not begun again. Raises what the model or the task raises, ``ValueError`` for a task whose
+    targets its tokens do not give.
+    """
+    finished = folder / f"{run.key}.json"
+    if finished.exists():
+        return msgspec.json.decode(finished.read_bytes(), type=Progress)
+    end = time.perf_counter() + seconds
+    with _settled(run.device):
+        trainer = _Trainer(run, folder / f"{run.key}.pt")
+        while not trainer.done and (trainer.fresh or time.perf_counter() < end):
+            trainer.step()
+        progress = trainer.progress()
+        if progress.done:
+            _replace(finished, msgspec.json.encode(progress))
+            trainer.checkpoint.unlink(missing_ok=True)
+        else:
+            trainer.save()
+    return progress
+
+
+@contextmanager
+def _settled(device: str) -> Iterator[None]:
+    """One thread on a CPU: how a sum is shared out would change its last bit."""
+    before = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Trainer:
+    """Model, optimiser and curve between two checkpoints."""
+
+    def __init__(self, run: Run, checkpoint: Path) -> None:
+        self.run, self.checkpoint, self.fresh = run, checkpoint, True
+        self.task, self.given = run.tests[run.task], run.training
+        self.model = models.build(
+            run.model, run.shape, self.task.vocab_size, run.longest, seed=run.seed, backend=run.backend
+        ).to(run.device)
+        self.optimiser = _optimiser(self.model, self.given, run.learning_rate)
+        self.schedule = LambdaLR(self.optimiser, lambda step: factor(step, self.given))
+        self.rows = None
+        if self.given.sequences is not None:
+            self.rows = self.task.draw(generator(run.seed, TRAIN), self.given.sequences)
+        self.at, self.sum, self.count, self.seconds, self.stopped = 0, 0.0, 0, 0.0, ""
+        self.curve: list[Point] = []
+        self.begun = time.perf_counter()
+        if checkpoint.exists():
+            self._load()
+        else:
+            for task in run.tests.values():
+                checked(task, task.draw(generator(run.seed, TRAIN), CHECKED_ROWS))
+            self._evaluate()
+
+    @property
+    def done(self) -> bool:
+        return bool(self.stopped) or self.at >= self.given.steps
+
+    def step(self) -> None:
+        """One update, and a point of the curve where one is due."""
+        self.fresh = False
+        drawn = self._batch()
+        self.model.train()
+        loss = self.model(*_tensors(drawn, self.run.device)).loss
+        assert loss is not None
+        self.optimiser.zero_grad()
+        loss.backward()
+        if self.given.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.given.clip)
+        self.optimiser.step()
+        self.schedule.step()
+        self.at, self.sum, self.count = self.at + 1, self.sum + loss.detach().double(), self.count + 1
+        if self.at % self.given.evaluate_every == 0 or self.at == self.given.steps:
+            self._evaluate()
+
+    def _batch(self) -> Drawn:
+        """The rows of the next step, a function of its number."""
+        size = self.given.batch
+        if self.rows is None:
+            return self.task.draw(generator(self.run.seed, TRAIN, self.at + 1), size)
+        epoch, place = divmod(self.at, len(self.rows.tokens) // size)
+        order = generator(self.run.seed, TRAIN, epoch + 1).permutation(len(self.rows.tokens))
+        return Drawn(*(x[order[place * size : (place + 1) * size]] for x in self.rows))
+
+    def _evaluate(self) -> None:
+        """A point of the curve, on validation rows; a loss that is not finite ends the run, or ``stop_at`` reached."""
+        score = self._score(self.task, VALIDATION, self.given.validation_rows)
+        loss = float(self.sum) / self.count if self.count else None
+        finite = loss is None or math.isfinite(loss)
+        accuracy = score.right / score.asked
+        self.curve.append(Point(step=self.at, loss=loss if finite else None, accuracy=accuracy))
+        self.sum, self.count = 0.0, 0
+        if not finite:
+            self.stopped = f"the loss is {loss} at step {self.at}"
+        elif self.given.stop_at is not None and accuracy >= self.given.stop_at and self.at < self.given.steps:
+            self.stopped = f"accuracy {accuracy:.4f} at step {self.at}, to be reached: {self.given.stop_at:g}"
+
+    @torch.no_grad()
+    def _score(self, task: Task, stream: int, rows: int) -> Score:
+        self.model.eval()
+        drawn, right, exact = task.draw(generator(self.run.seed, stream), rows), 0, 0
+        for start in range(0, rows, self.given.batch):
+            part = Drawn(*(x[start : start + self.given.batch] for x in drawn))
+            ids, _, _ = _tensors(part, self.run.device)
+            guess = self.model(ids).logits.argmax(-1).cpu().numpy()
+            hits = (guess == part.targets) | ~part.mask
+            right += int((hits & part.mask).sum())
+            exact += int(hits.all(1).sum())
+        return Score(right=right, asked=int(drawn.mask.sum()), exact=exact, rows=rows)
+
+    def progress(self) -> Progress:
+        """What there is to tell; with the scores of every test, on rows never seen before, when all is done."""
+        failed = bool(self.curve) and self.curve[-1].loss is None and self.at > 0
+        scores: dict[str, Score] = {}
+        seen: dict[str, Any] = {}
+        if self.done and not failed:
+            scores = {n: self._score(task, TEST, self.given.test_rows) for n, task in self.run.tests.items()}
+            if self.run.probe:
+                drawn = self.task.draw(generator(self.run.seed, TEST), min(self.given.test_rows, probes.MOST_ROWS))
+                seen = probes.level_weights(self.model, self.task, drawn.tokens, self.run.device)
+        return Progress(
+            step=self.at, done=self.done, curve=tuple(self.curve), stopped=self.stopped, failed=failed,
+            seconds=round(self.seconds + time.perf_counter() - self.begun, 3), scores=scores, probes=seen,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+        )  # fmt: skip
+
+    # --- checkpoints ---
+
+    def save(self) -> None:
+        """Write the checkpoint: the old one is there until the new one is whole."""
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.checkpoint.with_suffix(".partial")
+        state = {
+            "model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(),
+            "schedule": self.schedule.state_dict(), "at": self.at, "sum": float(self.sum), "count": self.count,
+            "seconds": self.seconds + time.perf_counter() - self.begun,
+            "curve": msgspec.json.encode(self.curve).decode(),
+        }  # fmt: skip
+        torch.save(state, partial)
+        os.replace(partial, self.checkpoint)
+
+    def _load(self) -> None:
+        state = torch.load(self.checkpoint, map_location=self.run.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.at, self.sum, self.count, self.seconds = (state[x] for x in ("at", "sum", "count", "seconds"))
+        self.curve = msgspec.json.decode(state["curve"], type=list[Point])
+
+
+def _tensors(drawn: Drawn, device: str) -> tuple[Tensor, None, Tensor]:
+    """input_ids, no attention mask, labels."""
+    tokens, targets = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in drawn[:2])
+    return tokens, None, targets
+
+
+def _optimiser(model: CausalLM, given: Training, rate: float) -> Optimizer:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if given.optimiser == "adam":
+        return Adam(parameters, lr=rate, weight_decay=given.weight_decay)
+    return AdamW(parameters, lr=rate, weight_decay=given.weight_decay)
+
+
+def factor(step: int, given: Training) -> float:
+    """What the learning rate of a step (from 0) is multiplied by: up to 1 over the warm-up, then down a half cosine."""
+    if step < given.warmup:
+        return (step + 1) / given.warmup
+    if given.schedule == "constant":
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * (step - given.warmup) / max(1, given.steps - given.warmup)))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)
