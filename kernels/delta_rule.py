@@ -250,8 +250,8 @@ def backward(
     """Gradients of the operands, in their dtypes (None for those that are None), and of the initial state. If `wide`,
     those of q, erase and write are float32.
 
-    The first four arguments are the forward's, `saved` what it kept, do [B, T, HV, V] in v's dtype, dfinal
-    [N, HV, K, V] float32; None is zero.
+    The first four arguments are the forward's, `saved` what it kept, do [B, T, HV, V] in v's dtype (or
+    float32 beside float16), dfinal [N, HV, K, V] float32; None is zero.
     """
     B, T, _, HV, K, V = x.sizes
     cut = Cut.of(x, cu_seqlens)

@@ -143,10 +143,8 @@ def backward(x: Inputs, initial: State, kept: Kept, do: Tensor | None, final: St
     """From the gradients of o and of the final state (None is zero), and what the forward was given and kept."""
     do = torch.zeros_like(x.v) if do is None else do
     operands = _operands(x, kept.erase, kept.write)
-    upstream = do if x.eps is None else do / kept.divisor.unsqueeze(3)
-    found, dS = delta_rule.backward(
-        operands, 1.0, initial.S, x.cu_seqlens, kept.delta, upstream.to(operands.v.dtype), final.S, wide=True
-    )
+    upstream = (do if x.eps is None else do / kept.divisor.unsqueeze(3)).to(_upstream_type(x, operands))
+    found, dS = delta_rule.backward(operands, 1.0, initial.S, x.cu_seqlens, kept.delta, upstream, final.S, wide=True)
     assert found.write is not None
     dq, dsums, dz = _of_sums(x, kept, found.q, final.z)
     dread = None if x.read is None else found.q.to(x.read.dtype)
@@ -158,6 +156,11 @@ def backward(x: Inputs, initial: State, kept: Kept, do: Tensor | None, final: St
     dk = _tangents(x.k, found.erase, second=dx, beside=dsums)
     dq, dk = dq.to(x.q.dtype), dk.to(x.k.dtype)
     return Gradients(dq, dk, found.v.to(x.v.dtype), du, dread, dlam, dS, dM, dz)
+
+
+def _upstream_type(x: Inputs, operands: Operands) -> torch.dtype:
+    """Denominators grow with the tokens: what is divided by them would be subnormal in float16."""
+    return torch.float32 if x.eps is not None and x.q.dtype == torch.float16 else operands.v.dtype
 
 
 def _of_sums(x: Inputs, kept: Kept, dq: Tensor, dz: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -98,6 +98,23 @@ def test_segments_hand_over_their_states_and_views_are_read_as_they_lie(
     agree(xs, state, **options)
 
 
+def test_float16_gradients_of_a_long_past_lose_no_more_than_their_own_rounding():
+    """Denominators of 1e4 and more: what is divided by them on the way is no number of float16 any more."""
+    xs, state = inputs(20, K=8, V=8, N=1, dtype=torch.float16)
+    assert state is not None
+    state = state._replace(z=state.z * 1e5 + 1e4)
+
+    def gradients(module: Any, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in xs]
+        torch.manual_seed(1)
+        upstream = torch.randn(xs[2].shape).to(DEVICE, torch.float16)
+        start = VLAState(*(x.double() for x in state)) if dtype == torch.float64 else state
+        return list(torch.autograd.grad(module.chunk(*leaves, initial_state=start)[0], leaves, upstream.to(dtype)))
+
+    for got, exact in zip(gradients(vla, torch.float16), gradients(impl, torch.float64), strict=True):
+        assert (got.double() - exact).norm() <= 2 * (exact.half().double() - exact).norm()
+
+
 def test_a_denominator_at_its_floor_is_a_constant():
     xs, state = inputs(9)
     found = agree(xs, state, eps=1e3)
