@@ -94,6 +94,7 @@ BAD = [
     ('model = "vla"', 'model = "vla"\nminus = "linear"', 'expected "mean"'),
     ('model = "vla"', 'model = "vla"\nover = "mean"\nmeasure = "input_spread"', "without probe = true"),
     ("at_least = 0.99", "", "a rule on 'vla' has no limit"),
+    ("at_least = 0.99", 'over = "another"', 'has over = "another", expected paper and no limit'),
     ("at_least = 0.99", "at_most = 0.1", "a model that learned nothing would meet the others"),
     ("at_least = 0.99", "at_least = 0.0", "a model that learned nothing would meet the others"),
     ('name = "linear"', 'name = "vla"', "names once"),

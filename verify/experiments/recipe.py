@@ -101,7 +101,8 @@ class Training(_Strict, frozen=True, kw_only=True):
 class Rule(_Strict, frozen=True, kw_only=True):
     """One condition: a figure of ``model`` (less that of ``minus``, seed by seed) is within the limits.
 
-    ``over``: "seeds", the Wilson interval of every seed's accuracy; "mean", the t-interval of the mean over seeds.
+    ``over``: "seeds", the Wilson interval of every seed's accuracy; "mean", the t-interval of the mean over seeds;
+    "another", the interval in which one more seed falls: it must have the paper's figure (``paper``) in it.
     ``task`` is what it was trained on (default: the recipe's first), ``test`` what it is tried on (default: the same).
     In a simulation ``model`` and ``minus`` are series. ``paper``: the figure said there, shown beside ours.
     """
@@ -111,13 +112,17 @@ class Rule(_Strict, frozen=True, kw_only=True):
     task: str = ""
     test: str = ""
     measure: Measure = "accuracy"
-    over: Literal["seeds", "mean"] = "seeds"
+    over: Literal["seeds", "mean", "another"] = "seeds"
     at_least: float | None = None
     at_most: float | None = None
     paper: float | None = None
 
     def __post_init__(self) -> None:
-        if self.at_least is None and self.at_most is None:
+        limited = self.at_least is not None or self.at_most is not None
+        if self.over == "another":
+            if limited or self.paper is None:
+                raise ValueError(f'a rule on {self.model!r} has over = "another", expected paper and no limit')
+        elif not limited:
             raise ValueError(f"a rule on {self.model!r} has no limit, expected at_least or at_most")
         if self.over == "seeds" and (self.minus or self.measure not in ("accuracy", "exact")):
             raise ValueError(
@@ -192,8 +197,11 @@ class Simulated(_Recipe, frozen=True, kw_only=True, tag="simulation"):
     def __post_init__(self) -> None:
         self.check()
         for rule in self.rules:
-            if rule.over != "mean" or rule.measure != "series":
-                raise ValueError(f'a rule on {rule.model!r} needs over = "mean" and measure = "series" in a simulation')
+            if rule.over == "seeds" or rule.measure != "series":
+                raise ValueError(
+                    f"a rule on {rule.model!r} has over = {rule.over!r} and measure = {rule.measure!r}, "
+                    'expected "mean" or "another", and "series": this is a simulation'
+                )
 
 
 Recipe = Trained | Simulated

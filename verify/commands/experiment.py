@@ -1,0 +1,159 @@
+"""``linattest experiment``: the papers' experiments, rerun from recipes whose rule was written before."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from linattest.verify import devices
+from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK, check_device
+from linattest.verify.executors import default_workers
+from linattest.verify.experiments import recipe as recipes
+from linattest.verify.experiments import results
+from linattest.verify.experiments.judging import judge
+from linattest.verify.experiments.recipe import Recipe, RecipeError, Trained
+from linattest.verify.experiments.results import Result
+from linattest.verify.experiments.running import Outcome, runs_of, train_all
+from linattest.verify.experiments.simulations import FUNCTIONS
+from linattest.verify.experiments.training import Progress as Reached
+from linattest.verify.experiments.training import Run
+
+CHECKPOINTS = Path(".cache/experiments")
+
+
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="a recipe, by its claim; the list of them without")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="small sizes, seconds: checks the machinery, no claim")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="the recipe as it is (the default)")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="how many seeds; default: the recipe's")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    backend: Annotated[str, typer.Option(help="chunk (PyTorch) or triton (kernels), for every layer")] = "chunk",
+    workers: Annotated[int, typer.Option(min=1, help="runs side by side; default: one a core")] = default_workers(),
+    checkpoints: Annotated[Path, typer.Option(metavar="FOLDER", help="where full runs go on from")] = CHECKPOINTS,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="write the result, with curves, as JSON")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON instead of a table")] = False,
+) -> None:
+    """Train or simulate what a claim of the papers is about, and judge it by the recipe's rule.
+
+    Full runs are resumed from their checkpoints. Exit code 0: the rule gave a verdict (or the quick form ran); 1: a
+    run has no result; 3: the rule gives no verdict, or there is no such device.
+    """
+    console = Console(stderr=as_json)
+    if name is None:
+        console.print(_listed())
+        raise typer.Exit(OK)
+    recipe = _checked(name, quick, full, backend, output)
+    check_device(console, device)
+    count = recipe.seeds if seeds is None else seeds
+    begun, runs, series = time.perf_counter(), list[Outcome](), dict[str, list[float]]()
+    try:
+        if isinstance(recipe, Trained):
+            # what a quick form did before is not what is to be checked: it starts from nothing
+            with tempfile.TemporaryDirectory() if quick else nullcontext(checkpoints) as folder:
+                todo = runs_of(recipe, count, device=device, backend=backend)
+                runs = _train(todo, Path(folder), 1 if quick and devices.kind(device) == "cpu" else workers)
+        else:
+            with console.status(recipe.about) if console.is_terminal else nullcontext():
+                series = FUNCTIONS[recipe.function](count, **recipe.arguments)
+    except KeyboardInterrupt:
+        _say_again(console, name, quick, isinstance(recipe, Trained))
+        raise typer.Exit(INTERRUPTED) from None
+    verdict = judge(recipe, runs, series, quick=quick)
+    found = results.result(
+        recipe, verdict, quick=quick, seeds=count, device=device, seconds=time.perf_counter() - begun, runs=runs,
+        series=series,
+    )  # fmt: skip
+    text = results.text_of(found)
+    if output is not None:
+        _write(output, text)
+    if as_json:
+        print(text, end="")
+    else:
+        results.show(console, found)
+    raise typer.Exit(status_of(found))
+
+
+def status_of(found: Result) -> int:
+    """1 if a run has no result, 3 if a full form has no verdict, 0 otherwise."""
+    if any(o.trouble for o in found.runs):
+        return FAILED
+    return NOTHING if found.form == "full" and found.verdict == "untested" else OK
+
+
+def _checked(name: str, quick: bool, full: bool, backend: str, output: Path | None) -> Recipe:
+    if quick and full:
+        raise typer.BadParameter("contradicts --full", param_hint="--quick")
+    if backend not in ("chunk", "triton"):
+        raise typer.BadParameter(f"{backend!r}, expected chunk or triton", param_hint="--backend")
+    if output is not None and not output.parent.is_dir():
+        raise typer.BadParameter(f"no folder {output.parent}", param_hint="--output")
+    known = recipes.names()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
+        near = f" (close: {', '.join(close)})" if close else ""
+        raise typer.BadParameter(f"no recipe {name!r}{near}; `linattest experiment` lists them", param_hint="NAME")
+    try:
+        return recipes.read(name, quick=quick)
+    except RecipeError as error:
+        Console(stderr=True).print(f"the recipe is broken: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(FAILED) from error
+
+
+def _train(todo: list[Run], folder: Path, workers: int) -> list[Outcome]:
+    """All runs, with one bar on a terminal: steps of all runs, the last point of the one that was heard of last."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task: TaskID = bar.add_task("runs", total=sum(max(1, run.training.steps) for run in todo))
+        reached, ended = dict[str, int](), set[str]()
+
+        def told(run: Run, found: Reached) -> None:
+            reached[run.key] = max(1, run.training.steps) if found.done else found.step
+            ended.update([run.key] if found.done else [])
+            last = f"; {run.name}: step {found.step}, accuracy {found.curve[-1].accuracy:.3f}"
+            bar.update(task, completed=sum(reached.values()), description=f"{len(ended)} of {len(todo)} runs{last}")
+
+        return train_all(todo, folder, max(1, min(workers, len(todo))), told)
+
+
+def _listed() -> Table:
+    table = Table(title="linattest experiment NAME")
+    table.add_column("experiment", no_wrap=True)
+    for column in ("what", "models", "seeds", "runs"):
+        table.add_column(column)
+    for name in recipes.names():
+        found = recipes.read(name)
+        models, runs = "none is trained", "-"
+        if isinstance(found, Trained):
+            models, runs = str(len(found.models)), str(len(runs_of(found, found.seeds)))
+        table.add_row(name, escape(found.about), models, str(found.seeds), runs)
+    return table
+
+
+def _say_again(console: Console, name: str, quick: bool, trained: bool) -> None:
+    kept = trained and not quick
+    again = shlex.join(["linattest", "experiment", name]) if kept else ""
+    what = (
+        f"every run is kept to its last slice; `{again}` with the same options goes on" if kept else "nothing is kept"
+    )
+    console.print("[yellow]interrupted[/]: " + escape(what), highlight=False, soft_wrap=True)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {path}: {error.strerror}", param_hint="--output") from error
