@@ -109,10 +109,11 @@ def test_float16_gradients_of_a_long_past_lose_no_more_than_their_own_rounding()
         torch.manual_seed(1)
         upstream = torch.randn(xs[2].shape).to(DEVICE, torch.float16)
         start = VLAState(*(x.double() for x in state)) if dtype == torch.float64 else state
-        return list(torch.autograd.grad(module.chunk(*leaves, initial_state=start)[0], leaves, upstream.to(dtype)))
+        o, _ = module.chunk(*leaves, initial_state=start)
+        return list(torch.autograd.grad(o, [leaves[0], leaves[2]], upstream.to(dtype)))  # u's and k's lose more later
 
     for got, exact in zip(gradients(vla, torch.float16), gradients(impl, torch.float64), strict=True):
-        assert (got.double() - exact).norm() <= 2 * (exact.half().double() - exact).norm()
+        assert (got.double() - exact).norm() <= 1.5 * (exact.half().double() - exact).norm()
 
 
 def test_a_denominator_at_its_floor_is_a_constant():
