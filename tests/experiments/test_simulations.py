@@ -19,6 +19,16 @@ def model_of(layer: str) -> CausalLM:
     return build(Model(name=layer, layer=layer), shape, 16, 12, seed=0).double()
 
 
+def test_a_memory_of_value_heads_of_one_channel_is_one_memory():
+    shape = Shape(hidden_size=8, num_heads=2, num_layers=1)
+    model = build(simulations.CHANNEL_GATE, shape, 16, 12, seed=0).double()
+    cache = model(IDS, use_cache=True).cache
+    assert cache is not None and cache.layers[-1].state.shape == (2, 8, 4, 1)
+    memories = cache.layers[-1].state.detach().reshape(4, 16)
+    (found,) = simulations.tracked_norms(model, IDS, [12])
+    assert found == pytest.approx(float(memories.norm(dim=1).mean()))
+
+
 @pytest.mark.parametrize("layer", ["linear", "vla", "delta_net", "gla"])
 def test_tracked_norms_are_those_of_one_pass_over_each_prefix(layer: str):
     model = model_of(layer)

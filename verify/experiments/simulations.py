@@ -46,6 +46,8 @@ def state_norms(
 ) -> Series:  # fmt: skip
     """|S_T|_F, mean over the last layer's heads, of random tokens at initialisation, for each layer and T.
 
+    Layers are those of `impls.lm`, and "channel_gate" (module `models`).
+
     Beside them, at the last T: the first layer's norm over each other's, and each one's growth ``since`` a T.
     """
     if since not in lengths:
@@ -55,7 +57,8 @@ def state_norms(
     for seed in range(seeds):
         ids = torch.from_numpy(generator(seed, TEST).integers(0, vocab_size, (1, max(lengths))))
         for layer in layers:
-            model = models.build(Model(name=layer, layer=layer), shape, vocab_size, max(lengths), seed=seed)
+            kind = CHANNEL_GATE if layer == CHANNEL_GATE.name else Model(name=layer, layer=layer)
+            model = models.build(kind, shape, vocab_size, max(lengths), seed=seed)
             for T, norm in zip(lengths, tracked_norms(model, ids, lengths), strict=True):
                 found[f"{layer}, T {T}"].append(norm)
     last = lengths[-1]
@@ -65,6 +68,9 @@ def state_norms(
         if layer != layers[0]:
             found[f"{layers[0]} over {layer}"] = (np.array(found[f"{layers[0]}, T {last}"]) / ends).tolist()
     return found
+
+
+CHANNEL_GATE = Model(name="channel_gate", layer="gated_delta_net", variant="channel_gate")
 
 
 @torch.no_grad()
@@ -80,7 +86,9 @@ def tracked_norms(model: CausalLM, ids: Tensor, lengths: Sequence[int]) -> list[
     for start, end in zip((0, *lengths), lengths, strict=False):
         cache = model(ids[:, start:end], cache=cache, use_cache=True).cache
         assert cache is not None
-        norms.append(float(_memory(cache.layers[-1].state).double().norm(dim=(-2, -1)).mean()))
+        S = _memory(cache.layers[-1].state).double()
+        heads = S.unflatten(1, (model.config.num_heads, -1))  # those of a channel each belong to one memory
+        norms.append(float(heads.flatten(2).norm(dim=-1).mean()))
     return norms
 
 
