@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binomtest
 
 from linattest.impls.layers import Softmax
-from linattest.verify.experiments.judging import best, judge, wilson
+from linattest.verify.experiments.judging import best, judge, spread, wilson
 from linattest.verify.experiments.recipe import Model, Rule, Simulated, Trained
 from linattest.verify.experiments.running import Outcome, runs_of, train_all
 from linattest.verify.experiments.training import Point, Progress, Score
@@ -130,6 +130,24 @@ def test_a_papers_figure_lies_where_one_more_seed_falls_or_does_not():
 
 
 ABOVE = Rule(model="a", over="mean", measure="series", at_least=1.0)
+
+
+def test_a_spread_has_an_interval_and_one_seed_has_none(learnable: Trained):
+    s, low, high = spread([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert s == pytest.approx(0.025**0.5) and (low / s, high / s) == pytest.approx((0.599, 2.874), abs=1e-3)
+    assert spread([0.5]) == (pytest.approx(float("nan"), nan_ok=True), 0.0, float("inf"))
+    far, near = ([ran(m, n, seed) for seed, n in enumerate(x)] for m, x in (("linear", FAR), ("softmax", NEAR)))
+    rules = (
+        BOTH[0],
+        Rule(model="linear", over="spread", at_least=0.1),
+        Rule(model="softmax", over="spread", at_most=0.1),
+    )
+    assert judge(with_rules(learnable, *rules), far + near).word == "supported"
+    swapped = (BOTH[0], Rule(model="softmax", over="spread", at_least=0.1))
+    assert judge(with_rules(learnable, *swapped), far + near).word == "not reproduced"
+
+
+FAR, NEAR = [0, 300, 1000, 700, 100], [990, 1000, 985, 995, 990]
 
 
 # --- real runs ---------------------------------------------------------------------------------------------------

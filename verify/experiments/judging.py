@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
+from scipy.stats import binomtest, chi2
 
 from linattest.verify.claims.verdicts import (
     CONFIDENCE,
@@ -26,6 +26,7 @@ from linattest.verify.claims.verdicts import (
 from linattest.verify.experiments.recipe import LEAST_SEEDS, Recipe, Rule, Simulated, Trained
 from linattest.verify.experiments.running import Outcome
 from linattest.verify.experiments.training import Score
+from linattest.verify.report.summary import plural
 
 
 def wilson(right: int, asked: int) -> tuple[float, float, float]:
@@ -91,7 +92,7 @@ def judge(
     if trouble := [o.trouble for o in outcomes if o.trouble]:
         return untested(f"{len(trouble)} of {len(outcomes)} runs have no result; the first: {trouble[0]}", *evidence)
     if (seeds := min((e.values["seeds"] for e in evidence), default=0)) < LEAST_SEEDS:
-        return untested(f"{seeds} seeds, expected at least {LEAST_SEEDS}", *evidence)
+        return untested(f"{plural(seeds, 'seed')}, expected at least {LEAST_SEEDS}", *evidence)
     if "fails" in states:
         return not_reproduced(*evidence)
     if "open" in states:
@@ -137,7 +138,20 @@ def _of_mean(rule: Rule, text: str, values: list[float]) -> tuple[Evidence, str]
         half = (mean - low) * math.sqrt(len(values) + 1)  # one more seed scatters as these did
         found = [(mean, mean - half, mean + half)]
         text = text.replace("mean over seeds", "where one more seed falls")
+    elif rule.over == "spread":
+        found = [spread(values)]
+        text = text.replace("mean", "standard deviation")
     return _evidence(rule, text, values, found), _state(rule, found)
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Standard deviation of normal samples and its interval, by chi-squared; of one sample nothing is known."""
+    n = len(values)
+    if n < 2:
+        return math.nan, 0.0, math.inf
+    s = float(np.std(values, ddof=1))
+    low, high = (s * math.sqrt((n - 1) / chi2.ppf(p, n - 1)) for p in ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2))
+    return s, float(low), float(high)
 
 
 def _state(rule: Rule, found: Sequence[tuple[float, float, float]]) -> str:

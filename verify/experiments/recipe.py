@@ -102,7 +102,8 @@ class Rule(_Strict, frozen=True, kw_only=True):
     """One condition: a figure of ``model`` (less that of ``minus``, seed by seed) is within the limits.
 
     ``over``: "seeds", the Wilson interval of every seed's accuracy; "mean", the t-interval of the mean over seeds;
-    "another", the interval in which one more seed falls: it must have the paper's figure (``paper``) in it.
+    "spread", the chi-squared interval of the standard deviation over seeds; "another", the interval in which one more
+    seed falls: it must have the paper's figure (``paper``) in it.
     ``task`` is what it was trained on (default: the recipe's first), ``test`` what it is tried on (default: the same).
     In a simulation ``model`` and ``minus`` are series. ``paper``: the figure said there, shown beside ours.
     """
@@ -112,7 +113,7 @@ class Rule(_Strict, frozen=True, kw_only=True):
     task: str = ""
     test: str = ""
     measure: Measure = "accuracy"
-    over: Literal["seeds", "mean", "another"] = "seeds"
+    over: Literal["seeds", "mean", "spread", "another"] = "seeds"
     at_least: float | None = None
     at_most: float | None = None
     paper: float | None = None

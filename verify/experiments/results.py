@@ -19,6 +19,7 @@ from linattest.verify.environment import Environment, environment
 from linattest.verify.experiments.judging import best, counts, wilson
 from linattest.verify.experiments.recipe import Recipe, Trained
 from linattest.verify.experiments.running import Outcome
+from linattest.verify.report.summary import plural
 
 SCHEMA = 1
 
@@ -80,7 +81,8 @@ def show(console: Console, found: Result) -> None:
         if found.form == "full" or e.kind == "reason":
             console.print(_said(e), highlight=False, markup=False)
     console.print(
-        f"[bold]{found.experiment}: {found.verdict}[/] ({found.form} form, {found.seeds} seeds)", highlight=False
+        f"[bold]{found.experiment}: {found.verdict}[/] ({found.form} form, {plural(found.seeds, 'seed')})",
+        highlight=False,
     )
 
 

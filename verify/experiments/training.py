@@ -57,8 +57,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """A hash of all that the result depends on, but versions and the machine."""
-        return hashlib.sha256(msgspec.json.encode(self) + source_hash().encode()).hexdigest()[:20]
+        """A hash of all that the result depends on, but the machine."""
+        made_by = f"{source_hash()} {torch.__version__}".encode()
+        return hashlib.sha256(msgspec.json.encode(self) + made_by).hexdigest()[:20]
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
