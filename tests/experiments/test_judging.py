@@ -11,6 +11,7 @@ import torch
 from scipy.stats import binomtest
 
 from linattest.impls.layers import Softmax
+from linattest.verify.experiments import recipe
 from linattest.verify.experiments.judging import best, judge, spread, wilson
 from linattest.verify.experiments.recipe import Model, Rule, Simulated, Trained
 from linattest.verify.experiments.running import Outcome, runs_of, train_all
@@ -148,6 +149,28 @@ def test_a_spread_has_an_interval_and_one_seed_has_none(learnable: Trained):
 
 
 FAR, NEAR = [0, 300, 1000, 700, 100], [990, 1000, 985, 995, 990]
+
+
+@pytest.mark.parametrize("name", [n for n in recipe.names() if isinstance(recipe.read(n), Trained)])
+@pytest.mark.parametrize("right", [0, 8, ASKED], ids=["nothing right", "chance", "all right"])
+def test_no_recipe_is_met_by_models_that_are_all_alike(name: str, right: int):
+    """Untrained models, or a test whose answers leak: either way every model has the same score."""
+    made = recipe.read(name)
+    assert isinstance(made, Trained)
+    score = Score(right=right, asked=ASKED, exact=right // 10, rows=ASKED // 10)
+    seen = {"input_spread": 0.0, "role_information": 0.0}
+    runs = [
+        Outcome(
+            model=run.model.name, task=run.task, learning_rate=run.learning_rate, seed=run.seed,
+            progress=Progress(
+                step=1, done=True, seconds=1.0, curve=(Point(step=1, loss=1.0, accuracy=right / ASKED),),
+                scores=dict.fromkeys(run.tests, score), probes=seen,
+            ),
+        )
+        for run in runs_of(made, made.seeds)
+    ]  # fmt: skip
+    everyone_copies = name == "vla.copy" and right == ASKED  # the only claim that all models do it
+    assert (judge(made, runs).word == "supported") == everyone_copies
 
 
 # --- real runs ---------------------------------------------------------------------------------------------------
