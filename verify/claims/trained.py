@@ -1,0 +1,110 @@
+"""Claims that need training: the verdict of a committed result, by the rules that the recipe has now.
+
+`linattest experiment NAME --device cuda --output verify/data/experiments/NAME.json` makes the record. Its word is not
+taken: the recipe's rules judge its runs anew. A record of another recipe, or of a quick form, is none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from linattest.verify.claims.verdicts import Evidence, Verdict, reason, untested
+from linattest.verify.environment import ROOT
+from linattest.verify.experiments import recipe as recipes
+from linattest.verify.experiments import results
+from linattest.verify.experiments.judging import judge
+
+FOLDER = ROOT / "verify" / "data" / "experiments"
+
+
+def judged(name: str, folder: Path | None = None) -> Verdict:
+    """The verdict of the committed result of a recipe, "untested" without one.
+
+    Raises:
+        RecipeError: there is no such recipe.
+        ValueError: the file is no result.
+    """
+    recipe = recipes.read(name)
+    path = (folder or FOLDER) / f"{name}.json"
+    if not path.is_file():
+        return untested(f"not yet run: linattest experiment {name} --device cuda")
+    found = results.read(path)
+    if found.form != "full" or found.recipe != recipe:
+        return untested(f"{path.name} is of another recipe than there is now, or of its quick form: run it again")
+    verdict = judge(recipe, found.runs, found.series)
+    where = f"verify/data/experiments/{path.name}"
+    evidence = (_made(found), *(msgspec.structs.replace(e, where=where) for e in verdict.evidence))
+    return msgspec.structs.replace(verdict, evidence=evidence)
+
+
+def _made(found: results.Result) -> Evidence:
+    """When and by what a result was made."""
+    made = found.environment
+    return reason(
+        f"measured {found.date} on {made.device}, {found.seeds} seeds: commit {made.commit}, torch {made.torch}"
+    )  # fmt: skip
+
+
+# --- checks of rows ----------------------------------------------------------------------------------------------
+
+
+def mqar_capacity() -> Verdict:
+    """MQAR with 24 pairs: VLA, linear, softmax, DeltaNet."""
+    return judged("vla.mqar-capacity")
+
+
+def mqar_deltanet_fair() -> Verdict:
+    """DeltaNet as published, with and without a short convolution."""
+    return judged("vla.mqar-deltanet-fair")
+
+
+def mqar_budget() -> Verdict:
+    """Ten times the steps, three learning rates."""
+    return judged("vla.mqar-budget")
+
+
+def mqar_length() -> Verdict:
+    """8 pairs up to T = 512."""
+    return judged("vla.mqar-length")
+
+
+def mqar_overload() -> Verdict:
+    """More pairs than d_h."""
+    return judged("vla.mqar-overload")
+
+
+def copy() -> Verdict:
+    """The copy task."""
+    return judged("vla.copy")
+
+
+def adaptive_mqar() -> Verdict:
+    """MQAR with 32 pairs: level weights linear, MLP softplus, MLP softmax."""
+    return judged("lam.mqar")
+
+
+def adaptive_mqar_length() -> Verdict:
+    """The same at twice the trained length."""
+    return judged("lam.mqar-length")
+
+
+def variance() -> Verdict:
+    """Spread over seeds."""
+    return judged("lam.variance")
+
+
+def selective_copy() -> Verdict:
+    """Selective copying at T = 1024."""
+    return judged("lam.selective-copy")
+
+
+def heatmap() -> Verdict:
+    """Level weights by role of the token."""
+    return judged("lam.heatmap")
+
+
+def sniah_small() -> Verdict:
+    """Passkeys at one to four times the trained length, CCQ on and off."""
+    return judged("ccq.sniah-small")
