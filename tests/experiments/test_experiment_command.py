@@ -147,6 +147,7 @@ def test_a_broken_recipe_is_no_mistake_of_who_asks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(recipe, "read", broken)
     done = run(NAME, "--quick")
     assert done.exit_code == 1 and f"the recipe is broken: {NAME}.toml: planted" in done.stderr
+    assert run().exit_code == 1
 
 
 def test_an_interruption_says_what_is_kept(planted: Callable[..., None], monkeypatch: pytest.MonkeyPatch):

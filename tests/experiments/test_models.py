@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linattest.impls import delta_scan, linear, vla
-from linattest.impls.layers import GatedDeltaNet, LogLinear
+from linattest.impls.layers import GatedDeltaNet, Layer, LogLinear
 from linattest.impls.lm import CausalLM
 from linattest.verify.experiments.models import ChannelGate, build
 from linattest.verify.experiments.recipe import Model, Shape
@@ -102,6 +102,12 @@ def test_frozen_parameters_get_no_gradient_and_a_pattern_must_match():
         ValueError, match="planted: freeze has '\\*.w3', which matches no parameter of embedding.weight"
     ):
         made("log_linear", freeze=("*.w3",))
+
+
+def test_a_layer_without_a_kernel_keeps_its_form():
+    for layer, backend in (("softmax", "chunk"), ("linear", "triton")):
+        model = build(Model(name="x", layer=layer), SHAPE, 16, 12, seed=0, backend="triton")
+        assert {m.backend for m in model.modules() if isinstance(m, Layer)} == {backend}
 
 
 def test_false_takes_off_what_the_shape_has():

@@ -54,7 +54,10 @@ def experiment(
     """
     console = Console(stderr=as_json)
     if name is None:
-        console.print(_listed())
+        try:
+            console.print(_listed())
+        except RecipeError as error:
+            raise _broken(error) from error
         raise typer.Exit(OK)
     recipe = _checked(name, quick, full, backend, output)
     check_device(console, device)
@@ -109,8 +112,13 @@ def _checked(name: str, quick: bool, full: bool, backend: str, output: Path | No
     try:
         return recipes.read(name, quick=quick)
     except RecipeError as error:
-        Console(stderr=True).print(f"the recipe is broken: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(FAILED) from error
+        raise _broken(error) from error
+
+
+def _broken(error: RecipeError) -> typer.Exit:
+    """A recipe of the package cannot be read, which is no mistake of who asks."""
+    Console(stderr=True).print(f"the recipe is broken: {error}", markup=False, highlight=False, soft_wrap=True)
+    return typer.Exit(FAILED)
 
 
 def _train(todo: list[Run], folder: Path, workers: int) -> list[Outcome]:

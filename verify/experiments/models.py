@@ -17,6 +17,7 @@ survives float32. Level weights that depend on the level alone are `mlp_softplus
 from __future__ import annotations
 
 from fnmatch import fnmatch
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,8 @@ def build(
         TypeError, ValueError: an option that the layer has not or refuses, a variant of another layer, a pattern of
             ``freeze`` that names no parameter.
     """
+    if backend == "triton" and find_spec(f"linattest.kernels.{model.layer}") is None:
+        backend = "chunk"  # softmax, whose form here is PyTorch's own
     options = {"backend": backend, **shape.options, **model.options}
     for name in ("conv_size", "output_norm"):
         if options.get(name) is False:  # TOML has no null: false takes off what the shape has for all
