@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from linattest.verify import cli
 from linattest.verify.commands import experiment as command
-from linattest.verify.experiments import recipe, results
+from linattest.verify.experiments import recipe, results, tasks
 from linattest.verify.experiments.recipe import Simulated, Trained
 from linattest.verify.experiments.results import Result
 from linattest.verify.experiments.running import Outcome
@@ -138,6 +138,13 @@ def test_a_run_without_a_result_exits_1_in_either_form(planted: Callable[..., No
     for form in ("--quick", "--full"):
         done = run(NAME, form, "--workers", "1")
         assert done.exit_code == 1 and "no result: softmax on one" in done.stdout and "the loss is nan" in done.stdout
+
+
+def test_a_generator_that_repeats_keys_turns_the_quick_form_red(monkeypatch: pytest.MonkeyPatch):
+    """The reported fault (R43), planted: no run begins, and which target cannot be derived is said."""
+    monkeypatch.setattr(tasks, "fillers", lambda rng, unused, values, count: rng.integers(0, 8, (len(unused), count)))
+    done = run("lam.mqar", "--quick")
+    assert done.exit_code == 1 and "targets cannot be derived from the input" in done.stdout
 
 
 def test_a_broken_recipe_is_no_mistake_of_who_asks(monkeypatch: pytest.MonkeyPatch):

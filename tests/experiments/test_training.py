@@ -177,11 +177,11 @@ def test_two_workers_get_what_one_gets_and_an_error_stops_no_other_run(small_run
     assert "lam0 is -1.0" in alone[1].error and alone[1].trouble.startswith("vla on n2, lr 0.01, seed 0: ValueError")
 
 
-def test_slices_take_turns_and_every_one_is_told(small_run: SmallRun, tmp_path: Path):
+def test_runs_end_in_their_order_and_every_slice_is_told(small_run: SmallRun, tmp_path: Path):
     heard: list[tuple[int, int]] = []
     runs = [small_run("softmax", steps=2, seed=seed) for seed in range(2)]
     train_all(runs, tmp_path, 1, lambda run, found: heard.append((run.seed, found.step)), seconds=0.0)
-    assert heard == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    assert heard == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
 def test_a_run_that_takes_its_process_down_is_an_error(

@@ -1,4 +1,4 @@
-"""Many runs side by side: each advances by a slice of time, then lets the next one in; results of all.
+"""Many runs side by side, each from slice to slice of time; results of all.
 
 A worker is a process with one thread (on a GPU they share it: a model of this size does not fill one). With one worker
 everything runs in this process. What a slice reached is in its checkpoint, so an interruption loses at most a slice.
@@ -94,8 +94,8 @@ def train_all(
                     told(runs[n], found)
                     if found.done:
                         outcomes[n] = outcome(runs[n], found)
-                    else:
-                        waiting.append(n)
+                    else:  # before those that have not begun: what is interrupted has whole runs
+                        waiting.appendleft(n)
                 elif found is None and died[n] + 1 < TRIES:
                     died[n] += 1
                     waiting.append(n)
