@@ -23,7 +23,7 @@ from linattest.kernels.launch import Config, width
 
 class Row(NamedTuple):
     """State elements of a program, warps, stages; whether it was seen right on a GPU with warpgroup instructions where
-    the rule forbids them, or wrong where it allows them (`launch.environment`)."""
+    the rule forbids them, or wrong where it allows them (`building.environment`)."""
 
     tile: int
     warps: int

@@ -21,7 +21,7 @@ import triton
 from torch import Tensor
 
 from linattest.impls.arguments import Sizes
-from linattest.kernels import configs, delta_backward, delta_backward_walk, delta_inverse, delta_walk, launch
+from linattest.kernels import building, configs, delta_backward, delta_backward_walk, delta_inverse, delta_walk, launch
 from linattest.kernels.blocks import CHUNK
 from linattest.kernels.launch import Config, Layout
 
@@ -90,7 +90,7 @@ def strides(*tensors: Tensor | None) -> tuple[Strides, ...]:
     return tuple([_fixed(0, 0, 0) if x is None else _fixed(*x.stride()) for x in tensors])
 
 
-@launch.once
+@building.once
 def _fixed(b: int, t: int, h: int, c: int = 0) -> Strides:
     return (b, t, h, c) if launch.INTERPRETED else (b, triton.language.constexpr(t), h, triton.language.constexpr(c))
 

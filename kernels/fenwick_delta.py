@@ -29,6 +29,9 @@ from linattest.kernels.delta_walk import factors_of
 from linattest.kernels.fenwick_layout import bits, height, number, place, span
 from linattest.kernels.fenwick_outputs import height_of_rows, mask_of_levels, weights
 
+SOME = tl.constexpr(64)
+"""Columns that are held at a time where there is no room for all."""
+
 ROOM = tl.constexpr(256 * 16)
 """Bits of a row of N, staged: up to these, shared memory holds all of its rows. 256 in tf32 are more."""
 
@@ -137,7 +140,7 @@ def join(
     n, _, begin, end, position = place(s, table, T, each, LOG + HEIGHT, MODE)
     _, before, _ = span(n, spans, T, MODE)
     group, channels = position >> (LOG + HEIGHT), tl.arange(0, BK)
-    COLUMNS: tl.constexpr = BK if BK * STAGE.primitive_bitwidth <= ROOM else 64
+    COLUMNS: tl.constexpr = BK if BK * STAGE.primitive_bitwidth <= ROOM else SOME
     if (position + end - begin) >> (LOG + HEIGHT) > group:  # whole, to its end
         e = (group + 1) << HEIGHT
         right = (number(n, position, before, first, each_chunk, LOG, MODE) - (position >> LOG) + e - 1) * HV + h
@@ -146,7 +149,8 @@ def join(
         c = tl.load(keeps + right)
         own = maps + right * (K * K)
         where = (n, h, HV, L, LOG + HEIGHT)
-        for first_column in tl.static_range(0, BK, COLUMNS):  # nothing reads columns that another turn has written
+        # Nothing reads columns that another turn has written. (Unrolled by the compiler: no type checker follows.)
+        for first_column in tl.static_range(0, BK, COLUMNS):  # pyright: ignore[reportGeneralTypeIssues]
             columns = first_column + tl.arange(0, COLUMNS)
             N = operand(load_matrix(own, channels, columns, K, K), STAGE)  # [BK, COLUMNS]
             tl.debug_barrier()

@@ -36,7 +36,7 @@ def _carried(
         left, right = halves(S)
         kept = S * tl.load(keeps + slot)
         parts = halves(left) + halves(right)
-        for j in tl.static_range(4):
+        for j in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
             x = j * (BK // 4) + tl.arange(0, BK // 4)
             if BACK:
                 N = tl.trans(operand(load_matrix(ptr, channels, x, K, K), STAGE))  # [BK / 4, BK]

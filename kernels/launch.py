@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,8 @@ import triton
 from torch import Tensor
 
 from linattest.impls import arguments
+from linattest.kernels import building
+from linattest.kernels.building import Launch, here
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton runs its interpreter, on the CPU: read once, since `triton.jit` reads it when a kernel is defined."""
@@ -38,7 +40,7 @@ DTYPES = tuple(INPUT_PRECISION)
 class Config(NamedTuple):
     """How a kernel is built: a named tile width (or 0), warps a program, stages of a pipelined loop; registers a
     thread, if it is not the assembler's choice; whether products may use warpgroup instructions, None: by the rule of
-    `environment`."""
+    `building.environment`."""
 
     block: int
     warps: int
@@ -53,30 +55,6 @@ class Config(NamedTuple):
         return named if self.registers is None else {**named, "maxnreg": self.registers}
 
 
-class Launch(NamedTuple):
-    """One launch as a recorder sees it: kernel, grid, arguments in order, constants, how it is built."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    args: tuple[Any, ...]
-    constants: dict[str, Any]
-    config: Config
-
-
-_recorders: list[list[Launch]] = []
-
-
-@contextlib.contextmanager
-def recording() -> Iterator[list[Launch]]:
-    """Launches are appended to the list that this yields, and not made: tensors may be of the meta device."""
-    launches: list[Launch] = []
-    _recorders.append(launches)
-    try:
-        yield launches
-    finally:
-        _recorders.remove(launches)
-
-
 def run(kernel: Any, programs: int, *args: Any, config: Config, **constants: Any) -> None:
     """Launch `kernel` with a grid of `programs` programs, on the device of its first argument; none if there are none.
 
@@ -85,14 +63,14 @@ def run(kernel: Any, programs: int, *args: Any, config: Config, **constants: Any
     """
     if programs == 0:
         return
-    if _recorders:
-        _recorders[-1].append(Launch(kernel, (programs,), args, constants, config))
+    if here.recorder is not None:
+        here.recorder.append(Launch(kernel, (programs,), args, constants, config))
         return
     first = next(x for x in args if isinstance(x, Tensor))
     if first.is_cuda:
         index = first.device.index
         with _HERE if index == torch.cuda.current_device() else torch.cuda.device(index):
-            _launch(kernel, programs, args, constants, config, index)
+            building.start(kernel, programs, args, constants, config, index)
     elif INTERPRETED:
         kernel[(programs,)](*args, **constants)
     else:
@@ -103,103 +81,6 @@ def run(kernel: Any, programs: int, *args: Any, config: Config, **constants: Any
 
 
 _HERE = contextlib.nullcontext()
-
-_built: dict[Any, tuple[Any, tuple[Any, ...], Any]] = {}
-"""Binary, constants in the order of the signature, and the kernel, which must live on for its id to be its own."""
-
-
-def _launch(
-    kernel: Any, programs: int, args: tuple[Any, ...], constants: dict[str, Any], config: Config, index: int
-) -> None:
-    """Launch what was built for such arguments, or have Triton build it.
-
-    Triton's own way to a binary costs more host time than a small kernel runs; what it specialises on (`_kind`) and the
-    constants name the binary as well.
-    """
-    key = (id(kernel), index, config, *constants.values(), *map(_kind, args))
-    built = _built.get(key)
-    if built is None:
-        with _set(environment(constants, config)):
-            binary = kernel[(programs,)](*args, **constants, **config.options)
-        _built[key] = binary, tuple(constants[name] for name in kernel.arg_names[len(args) :]), kernel
-    else:
-        binary, tail, _ = built
-        binary[(programs, 1, 1)](*args, *tail)
-
-
-def _kind(x: Any) -> Any:
-    """What Triton builds for: the type of an argument, whether it is 1 or divisible by 16, how a tensor is aligned."""
-    kind = x.__class__
-    if kind is int:
-        return "1" if x == 1 else (x & 15 == 0, x.bit_length() > 31)
-    if isinstance(x, tuple):
-        known = _known.get(id(x))
-        return tuple([_kind(y) for y in x]) if known is None else known[1]
-    if isinstance(x, Tensor):
-        return x.dtype, x.data_ptr() & 15 == 0
-    return ("constant", x.value) if kind is triton.language.constexpr else kind
-
-
-_known: dict[int, tuple[Any, Any]] = {}
-"""Tuples and their kinds by identity, which they keep since they are kept: to look at their numbers at every launch
-would cost more host time than all else."""
-
-
-ROOM = 4096
-"""Tuples that are kept before all are forgotten."""
-
-
-def once(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the tuple for some numbers one time; its kind is known then. ROOM of them, for shapes may go on changing."""
-    made: dict[tuple[Any, ...], Any] = {}
-
-    @functools.wraps(make)
-    def get(*numbers: Any) -> Any:
-        found = made.get(numbers)
-        if found is None:
-            if len(made) >= ROOM:
-                for x in made.values():
-                    del _known[id(x)]
-                made.clear()
-            made[numbers] = found = make(*numbers)
-            _known[id(found)] = found, tuple([_kind(y) for y in found])
-        return found
-
-    return get
-
-
-TILES = ("BK", "BV", "BLOCK", "ROWS", "R")
-"""Constants of kernels that are widths of tiles."""
-
-
-def environment(constants: Mapping[str, Any], config: Config) -> dict[str, str]:
-    """Variables that Triton compiles under, by a kernel's constants and how it is built.
-
-    Products with a tile narrower than 64 do without Hopper's warpgroup instructions: what Triton 3.6 and its assembler
-    make of them reads outside of shared memory there, and gives wrong numbers or a fault (seen for tiles whose rows are
-    32 and 64 bytes, and for some of 128, with four warps and with eight). Wide tiles of float32 have them: without,
-    kernels spill ten times as much. A kernel of half precision that was seen right with them at 64 channels and more,
-    or wrong where the rule would let it have them, says so in its config.
-    """
-    wide = constants.get("STAGE") == triton.language.float32 or constants.get("PRECISION") == "tf32x3"
-    narrow = any(constants.get(name, 64) < 64 for name in TILES)
-    seen = config.warpgroups is True and not wide and constants.get("BK", 64) >= 64
-    without = config.warpgroups is False or (narrow and not seen)
-    return {"DISABLE_MMA_V3": "1"} if without else {}
-
-
-@contextlib.contextmanager
-def _set(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 # --- arguments -----------------------------------------------------------------------------------------------
@@ -236,11 +117,13 @@ def check_packing(cu_seqlens: object, sizes: arguments.Sizes, *, validate: bool)
 
 
 def strides(x: Tensor) -> tuple[int, int, int, int]:
-    """Strides over batch, tokens, heads and channels of [B, T, H] or [B, T, H, D]: (., ., ., 0) for the former."""
-    return _four(*x.stride())
+    """Strides over batch, tokens, heads and channels of [B, T, H] or [B, T, H, D]: (., ., ., 0) for the former. Over a
+    batch of one row it is 0: no binary depends on what it might be."""
+    b, *rest = x.stride()
+    return _four(0 if x.shape[0] == 1 else b, *rest)
 
 
-@once
+@building.once
 def _four(b: int, t: int, h: int, c: int = 0) -> tuple[int, int, int, int]:
     return (b, t, h, c)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linattest.impls.once import once_only
-from linattest.kernels import launch
+from linattest.kernels import building, launch
 
 Results = tuple[Tensor, ...]
 
@@ -31,8 +31,9 @@ class Operation:
     def __init__(
         self, name: str, forward: Callable[..., Results], backward: Callable[..., Results], *, tensors: int, public: int
     ) -> None:
-        self.forward, self.backward, self.tensors, self.public = forward, backward, tensors, public
-        self.compiled = _register(self, name)
+        self.tensors, self.public = tensors, public
+        self.forward, self.backward = building.watched(forward), building.watched(backward)
+        self.compiled = _register(self, name, forward, backward)
         self.eager = _function(self)
 
     def __call__(self, *inputs: Any) -> Results:
@@ -90,10 +91,12 @@ def _function(operation: Operation) -> Any:
     return Function
 
 
-def _register(operation: Operation, name: str) -> Any:
-    forward = torch.library.custom_op(f"linattest::{name}", operation.forward, mutates_args=())
-    backward = torch.library.custom_op(f"linattest::{name}_backward", operation.backward, mutates_args=())
-    for op, function in ((forward, operation.forward), (backward, operation.backward)):
+def _register(
+    operation: Operation, name: str, forward_: Callable[..., Results], backward_: Callable[..., Results]
+) -> Any:
+    forward = torch.library.custom_op(f"linattest::{name}", forward_, mutates_args=())
+    backward = torch.library.custom_op(f"linattest::{name}_backward", backward_, mutates_args=())
+    for op, function in ((forward, forward_), (backward, backward_)):
         op.register_fake(_faked(function))
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
@@ -116,7 +119,7 @@ def _faked(function: Callable[..., Results]) -> Callable[..., Results]:
     """What an operation allocates, without what it launches."""
 
     def fake(*inputs: Any) -> Results:
-        with launch.recording():
+        with building.recording():
             return function(*inputs)
 
     return fake

@@ -129,7 +129,7 @@ def collect(function: Callable[[], object], label: str, arch: int) -> list[Plan]
     interpreted: Any = resolve("linattest.kernels.launch:INTERPRETED")
     if interpreted:
         raise RuntimeError("TRITON_INTERPRET=1: interpreted kernels cannot be compiled; unset it")
-    with _assumed(arch), resolve("linattest.kernels.launch:recording")() as launches:
+    with _assumed(arch), resolve("linattest.kernels.building:recording")() as launches:
         function()
     if not launches:
         raise RuntimeError(f"{label}: launched no kernel on meta tensors")
@@ -187,7 +187,8 @@ def _plan(launch: Any, label: str, arch: int) -> Plan:
 
     kernel, backend, options = launch.kernel, make_backend(target(arch)), launch.config.options
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
-    bound, specialisation, _ = binder(*launch.args, **launch.constants, **options)
+    args = resolve("linattest.kernels.building:general")(kernel, launch.args)
+    bound, specialisation, _ = binder(*args, **launch.constants, **options)
     given = {**launch.constants, **options, "debug": False}
     parsed, signature, constants, attributes = kernel._pack_args(backend, given, bound, specialisation, options)
     shown = [f"{name}={value}" for name, value in launch.constants.items()]
@@ -196,7 +197,7 @@ def _plan(launch: Any, label: str, arch: int) -> Plan:
         kernel=f"{kernel.__module__}:{kernel.__name__}", call=label, arch=arch, signature=signature,
         constants=constants, attributes=attributes, config=" ".join(shown),
         options={name: getattr(parsed, name) for name in {**options, "maxnreg": None}},
-        environment=resolve("linattest.kernels.launch:environment")(launch.constants, launch.config),
+        environment=resolve("linattest.kernels.building:environment")(launch.constants, launch.config),
     )  # fmt: skip
 
 

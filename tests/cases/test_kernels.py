@@ -12,7 +12,7 @@ import triton.language as tl
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from linattest.impls import gla as impl
-from linattest.kernels import blocks, configs, gla, launch
+from linattest.kernels import blocks, building, configs, gla, launch
 from linattest.kernels.launch import Config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarnin
 
 def test_offsets_of_packed_sequences_are_not_read_on_the_host():
     """A graph that has captured a read of the device would replay the offsets of its capture (or could not be made)."""
-    with FakeTensorMode(), launch.recording() as launches:  # a fake tensor has no values: reading one raises
+    with FakeTensorMode(), building.recording() as launches:  # a fake tensor has no values: reading one raises
         q, k, v = (torch.empty(1, 8, 2, 4, device=DEVICE) for _ in range(3))
         g, offsets = torch.empty(1, 8, 2, device=DEVICE), torch.empty(4, dtype=torch.int64, device=DEVICE)
         gla.chunk(q, k, v, g, cu_seqlens=offsets, output_final_state=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linattest.impls import gla
-from linattest.kernels import channel, launch
+from linattest.kernels import building, channel
 from linattest.kernels import gla as public
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")  # an anchor that is not used
@@ -165,6 +165,6 @@ def test_a_decoded_token_has_the_gradients_of_its_definition() -> None:
 
 def test_a_forward_is_five_launches() -> None:
     x = torch.empty(1, 4096, 16, 128, dtype=torch.bfloat16, device="meta")
-    with launch.recording() as launches:
+    with building.recording() as launches:
         channel.forward(x, x, x, x, None, None, 1.0)
     assert [y.kernel.__name__ for y in launches] == ["prepare", "tree", "states", "scan", "outputs"]

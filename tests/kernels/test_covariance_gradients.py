@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from linattest.impls import covariance_contract as wide
-from linattest.kernels import covariance_adjoint, covariance_contract, launch
+from linattest.kernels import building, covariance_adjoint, covariance_contract, launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BUDGET = {torch.float32: 2.0**-17, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-10}
@@ -154,7 +154,7 @@ def test_nothing_is_read_behind_the_last_sequence() -> None:
 def test_a_backward_pass_is_nine_launches_and_keeps_nothing_a_token() -> None:
     x = torch.randn(1, 128, 2, 16, device=DEVICE)
     q, k, lam = x.requires_grad_(), torch.randn_like(x), torch.rand(1, 128, 2, device=DEVICE)
-    with launch.recording() as launches:
+    with building.recording() as launches:
         o, _ = covariance_contract.chunk(q, k, lam)
         forward = len(launches)
         torch.autograd.grad(o, q, torch.ones_like(o))

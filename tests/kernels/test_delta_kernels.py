@@ -10,7 +10,7 @@ from torch import Tensor
 from linattest.impls import delta_net as delta_net_impl
 from linattest.impls import delta_scan as delta_scan_impl
 from linattest.impls import gated_delta_net as gated_impl
-from linattest.kernels import configs, delta_net, delta_rule, delta_scan, gated_delta_net, launch
+from linattest.kernels import building, configs, delta_net, delta_rule, delta_scan, gated_delta_net, launch
 from linattest.kernels.delta_rule import Operands
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -202,15 +202,15 @@ def test_nan_in_one_head_stays_there_backwards_too():
 def test_builds_for_other_strides_are_told_apart():
     """Strides in a tile are constants of a kernel: a build for 16 heads is none for 8."""
     few, many = (delta_rule.strides(torch.empty(1, 64, heads, 16)) for heads in (8, 16))
-    assert launch.INTERPRETED or launch._kind(few) != launch._kind(many)  # pyright: ignore[reportPrivateUsage]
+    assert launch.INTERPRETED or building._kind(few) != building._kind(many)  # pyright: ignore[reportPrivateUsage]
     constants = [triton.language.constexpr(n) for n in (128, 256, 128)]
-    kinds = [launch._kind((16, n)) for n in constants]  # pyright: ignore[reportPrivateUsage]
+    kinds = [building._kind((16, n)) for n in constants]  # pyright: ignore[reportPrivateUsage]
     assert kinds[0] == kinds[2] != kinds[1]
 
 
 def test_launches_can_be_listed_without_memory():
     xs = [x.to("meta").requires_grad_() for x in inputs("gated_delta_net", 600)]
-    with launch.recording() as launches:
+    with building.recording() as launches:
         gated_delta_net.chunk(*xs)[0].sum().backward()
     assert [x.kernel.__name__ for x in launches] == [
         *("inverses", "reads", "transitions", "scan", "outputs"),

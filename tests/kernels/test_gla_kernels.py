@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linattest.impls import gla as impl
-from linattest.kernels import gla, launch
+from linattest.kernels import building, gla
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDINGS = {torch.float32: 2.0**-21, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -158,6 +158,6 @@ def test_values_are_checked_when_asked():
 
 def test_launches_can_be_listed_without_memory():
     xs = [x.to("meta") for x in inputs(70)]
-    with launch.recording() as launches:
+    with building.recording() as launches:
         gla.chunk(*xs)
     assert [x.kernel.__name__ for x in launches] == ["states", "scan", "outputs"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linattest.impls import log_linear as impl
-from linattest.kernels import fenwick_delta_launch, fenwick_launch, launch, log_linear
+from linattest.kernels import building, fenwick_delta_launch, fenwick_launch, log_linear
 from linattest.verify.operands import TF32, RoundedOperands
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -154,7 +154,7 @@ def test_nodes_of_the_delta_tree_hand_over(dtype: torch.dtype, K: int):
 
 def test_launches_can_be_listed_without_memory():
     xs = [x.to("meta") for x in inputs(600, 11, delta=True)]
-    with launch.recording() as launches:
+    with building.recording() as launches:
         log_linear.chunk(*xs[:5])
         log_linear.chunk(*xs[:5], beta=xs[5])
     names = [x.kernel.__name__ for x in launches]

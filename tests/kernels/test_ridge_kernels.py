@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linattest.impls import ridge_solve as impl
-from linattest.kernels import configs, launch, ridge_solve
+from linattest.kernels import building, configs, ridge_solve
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
@@ -159,7 +159,7 @@ def test_values_are_checked_when_asked():
 
 def test_launches_can_be_listed_without_memory():
     x, u, *_ = (y.to("meta").requires_grad_() for y in inputs(600)[:2])
-    with launch.recording() as launches:
+    with building.recording() as launches:
         ridge_solve.chunk(x, u, lam0=0.1)[0].sum().backward()
     assert [y.kernel.__name__ for y in launches] == [
         *("sums", "scan", "solve"),

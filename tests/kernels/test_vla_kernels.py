@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linattest.impls import vla as impl
-from linattest.kernels import configs, launch, vla, vla_rule
+from linattest.kernels import building, configs, vla, vla_rule
 from linattest.kernels.vla import VLAState
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -206,7 +206,7 @@ def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch):
 
 def test_launches_can_be_listed_without_memory():
     xs = [x.to("meta").requires_grad_() for x in inputs(600)[0]]
-    with launch.recording() as launches:
+    with building.recording() as launches:
         vla.chunk(*xs)[0].sum().backward()
     names = [x.kernel.__name__ for x in launches]
     assert names[:8] == [
