@@ -76,6 +76,9 @@ LONG = (
 )
 """On a GPU, in bfloat16 and another dtype in turn; float64 stands in for the oracle (examination.py)."""
 
+SMALL = (8, 6)
+"""Widths of every small structure on a GPU."""
+
 DEVICE_DTYPES = ("bfloat16", "float32", "float16")
 
 PROPERTY_DTYPES = (1, 2, 0)
@@ -178,23 +181,30 @@ def grid(operator: Operator, *, quick: bool = False, full: bool = False, seed: i
 
 
 def device_grid(operator: Operator, *, seed: int = 0) -> list[Job]:
-    """The jobs of one operator on a GPU, longest first; the caller says which GPU (``Job.device``)."""
+    """The jobs of one operator on a GPU, longest first; the caller says which GPU (``Job.device``).
+
+    Small structures have one pair of widths there: for each, every kernel is compiled anew.
+    """
+
+    def small(structure: Structure) -> Structure:
+        return msgspec.structs.replace(structure, K=SMALL[0], V=SMALL[1])
+
     turns = _Turns(operator, seed, DEVICE_DTYPES, every=True, jobs=[])
     for i, structure in enumerate(DEVICE):
         turns.add(structure, i, gradient_work=LONG_WORK)
     for structure in PROPERTY:
-        turns.add(structure, 0, family="random", properties=True)
+        turns.add(small(structure), 0, family="random", properties=True)
     for i, options in enumerate(settings(operator)):
-        turns.add(CERTIFIED, operator.grid.index(_of(operator, options)), family="random", at=i)
+        turns.add(small(CERTIFIED), operator.grid.index(_of(operator, options)), family="random", at=i)
     turns.every = False
     for i, structure in enumerate(LONG):
         for at in (0, 1 + i % 2):
             turns.add(structure, i, family="random", at=at, gradient_work=LONG_WORK)
     for i, family in enumerate(operator.families):
         for at in (0, 1 + i % 2):
-            turns.add(FAMILY, i, family=family, at=at)
+            turns.add(small(FAMILY), i, family=family, at=at)
     for turn in range(1, len(operator.grid)):
-        turns.add(OPTION, turn, family="random", at=turn)
+        turns.add(small(OPTION), turn, family="random", at=turn)
     return sorted(turns.jobs, key=lambda job: -job.work)
 
 
