@@ -34,7 +34,7 @@ class Row(NamedTuple):
 FALLBACK = Row(64 * 64, 4, 2)
 
 TABLE: dict[str, dict[tuple[int, int], dict[int, Row]]] = {
-    "decay_states": {(9, 0): {2: Row(128 * 128, 4, 3), 4: Row(64 * 128, 8, 1)}},
+    "decay_states": {(9, 0): {2: Row(128 * 128, 4, 3, warpgroups=True), 4: Row(64 * 128, 8, 1)}},
     "decay_outputs": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(64 * 128, 8, 1)}},
     "covariance_states": {(9, 0): {2: Row(128 * 128, 4, 2), 4: Row(16 * 128, 8, 1)}},
     "covariance_states_forgetting": {(9, 0): {2: Row(128 * 128, 8, 2), 4: Row(16 * 128, 8, 1)}},

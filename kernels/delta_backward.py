@@ -54,18 +54,18 @@ def _products(a, b, a_strides, b_strides, live, WIDTH: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def gradients(
-    results, inputs, reads, walked, strides, table, sizes, scale,
+    results, inputs, walked, strides, table, sizes, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     STAGE: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Gradients [B, T, HV, K] of q, erase and write, and [B, T, HV] of g and beta: `results`, absent as those are.
 
     A program is a chunk of a head. inputs are q, erase, write, g, beta, do; walked starts, ends [chunks, HV, V, K],
-    residuals, du [B, T, HV, V]; strides those of the results, of the inputs, and of reads, residuals, du; sizes T,
+    residuals, du [B, T, HV, V]; strides those of the results, of the inputs, and of residuals, du; sizes T,
     chunks in a row, HV, and value heads per head of q, of erase and of write.
     """
     T, each, HV, per_query, per_erase, per_write = sizes
-    dqs, des, dws, dgs, dbs, qs, es, ws, gs, bs, os, ms, rs, us = strides
+    dqs, des, dws, dgs, dbs, qs, es, ws, gs, bs, os, rs, us = strides
     dq, derase, dwrite, dg, dbeta = results
     q, erase, write, g, beta, do = inputs
     starts, ends, rest, du = walked
@@ -95,9 +95,10 @@ def gradients(
     dM = _products(do, rest, os, rs, live, V, BV, C, STAGE, PRECISION)
     dM = tl.where(row >= column, dM, 0.0)
     if g is not None:
-        M = tile(at(reads, ms, b, h, t0), ms, i, i, live, C)  # [C, C], scale lower(Q w^T * D)
-        pairs += _crossing(dM * M.to(tl.float32), C)
         dM *= decays(own, C, STAGE)
+        # anew: what the forward kept of it is rounded, which gates of coherent keys show (terms that cancel)
+        X = _products(q, w, qs, w_strides, live, K, BK, C, STAGE, PRECISION)
+        pairs += _crossing(scale * dM * X * factor[None, :], C)
     dM = operand(scale * dM, STAGE)
     d, e = tl.exp(since), tl.exp(until)
 

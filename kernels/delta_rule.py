@@ -264,7 +264,7 @@ def backward(
     )  # fmt: skip
     _walk_again(x, saved, walked, initial, cut.segments)
     dinitial = _walk_back(x, saved, walked, do, dfinal, cut, scale)
-    return _gradients(x, saved, walked, do, cut.chunks, scale, wide), dinitial
+    return _gradients(x, walked, do, cut.chunks, scale, wide), dinitial
 
 
 def _walk_again(x: Operands, saved: Saved, walked: _Walked, initial: Tensor | None, segments: Layout) -> None:
@@ -312,9 +312,7 @@ def _walk_back(
     return dinitial
 
 
-def _gradients(
-    x: Operands, saved: Saved, walked: _Walked, do: Tensor, chunks: Layout, scale: float, wide: bool
-) -> Operands:
+def _gradients(x: Operands, walked: _Walked, do: Tensor, chunks: Layout, scale: float, wide: bool) -> Operands:
     """Gradients of the operands, from what the walks left."""
     B, T, _, HV, K, V = x.sizes
 
@@ -330,8 +328,8 @@ def _gradients(
     config = configs.choose("delta_gradients", x.q.device, x.q.dtype, 64, K)  # its block is of key channels
     inputs, results = (x.q, x.erase, x.write, x.g, x.beta, do), (dq, derase, dwrite, dg, dbeta)
     launch.run(
-        delta_backward.gradients, chunks.segments * HV, results, inputs, saved.reads, walked,
-        strides(*results, *inputs, saved.reads, walked.residuals, walked.du), chunks.table,
+        delta_backward.gradients, chunks.segments * HV, results, inputs, walked,
+        strides(*results, *inputs, walked.residuals, walked.du), chunks.table,
         (T, chunks.each, HV, *x.per), scale, config=config, K=K, V=V, BK=config.block, BV=values,
         C=CHUNK, STAGE=launch.stage(x.q.dtype), PRECISION=launch.INPUT_PRECISION[x.q.dtype], PACKED=chunks.packed,
     )  # fmt: skip

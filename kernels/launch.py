@@ -66,7 +66,8 @@ def run(kernel: Any, programs: int, *args: Any, config: Config, **constants: Any
     if here.recorder is not None:
         here.recorder.append(Launch(kernel, (programs,), args, constants, config))
         return
-    first = next(x for x in args if isinstance(x, Tensor))
+    first = _first(args)
+    assert first is not None, "a launch without a tensor"
     if first.is_cuda:
         index = first.device.index
         with _HERE if index == torch.cuda.current_device() else torch.cuda.device(index):
@@ -78,6 +79,15 @@ def run(kernel: Any, programs: int, *args: Any, config: Config, **constants: Any
             f"tensors are on {first.device}: kernels run on a GPU, or in Triton's interpreter if TRITON_INTERPRET=1 "
             "is set before Python starts; linattest.impls has the same functions for any device"
         )
+
+
+def _first(args: tuple[Any, ...]) -> Tensor | None:
+    """The first tensor, be it in a tuple."""
+    for x in args:
+        found = x if isinstance(x, Tensor) else _first(x) if isinstance(x, tuple) else None
+        if found is not None:
+            return found
+    return None
 
 
 _HERE = contextlib.nullcontext()
