@@ -81,6 +81,7 @@ def gradients(
 
     row, column = i[:, None], i[None, :]
     factor = betas(beta, bs, b, h, t0, end, C)
+    w, w_strides = (erase, es) if write is None else (write, ws)
     dA = -_products(du, rest, us, rs, live, V, BV, C, STAGE, PRECISION)
     dA = tl.where(row > column, dA, 0.0)
     pairs, since, until = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
@@ -88,7 +89,6 @@ def gradients(
     if g is not None:
         own, since, until = gates_of(at(g, gs, b, h, t0), gs, i, end - t0, STAGE)
         dA *= decays(own, C, STAGE)
-        w, w_strides = (erase, es) if write is None else (write, ws)
         X = _products(erase, w, es, w_strides, live, K, BK, C, STAGE, PRECISION)
         pairs = _crossing(dA * X * factor[None, :], C)
     dA = operand(dA, STAGE)
