@@ -88,6 +88,13 @@ OPERATOR = Operator(
             why="PyTorch's math backend adds the mask to the scores and multiplies all values: NaN in a later key or "
             "value reaches earlier outputs",
         ),
+        Limitation(
+            variant="sdpa-math",
+            directions=("property",),
+            properties=("batch-invariance",),
+            why="PyTorch's math backend multiplies all rows of a batch at once: a BLAS (that of AMD's processors) may "
+            "round the last bit of a row's gradient otherwise than in a batch of one",
+        ),
         *(
             Limitation(
                 variant=variant,
