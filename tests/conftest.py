@@ -22,6 +22,10 @@ if devices.missing("cuda"):
     assert devices.interpreting() or "triton" not in sys.modules, "Triton is imported already, not to be interpreted"
     devices.interpret()
 
+# MKL rounds by where an operand lies in memory, on some processors (AMD's: one head's bits then depend on another's),
+# unless it is asked not to before its first product.
+os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
+
 # Workers of xdist share the machine's cores; torch's own threads would only contend with them.
 torch.set_num_threads(1)
 
