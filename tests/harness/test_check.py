@@ -30,7 +30,7 @@ WRONG = {
     "unscaled": "the factor K**-0.5 (scale) is missing",
     "state_ignored": "the initial state is ignored in o",
     "leaky": "it is not causal",
-    "gate_gradient": "= 1/ln 2 times the exact one",
+    "gate_gradient": "d g is 1.442695 = 1/ln 2 times the exact one",
 }
 
 

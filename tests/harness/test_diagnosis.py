@@ -52,7 +52,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "random": ({}, "unrepeatable", "other bits"),
     "in_place": ({}, "inputs-modified", "2240 of 2240 entries of q"),
     "narrow": ({}, "precision", "inputs (but g) rounded to bfloat16"),
-    "gate_gradient": ({}, "gradient", " = 1/ln 2"),
+    "gate_gradient": ({}, "gradient", "1.442695 = 1/ln 2"),
     "no_key_gradient": ({}, "gradient", "d k is missing"),
     "detached": ({}, "no-gradient", "detached"),
     "overflowing": ({}, "overflow", "mask before exp"),

@@ -35,7 +35,7 @@ def in_words(factor: float, width: int) -> str:
         "1/ln 2": 1 / math.log(2),
     }  # fmt: skip
     name = next((name for name, x in known.items() if math.isclose(abs(factor), x, rel_tol=1e-3)), "")
-    return f"{factor:.6g}" + (f" = {'-' if factor < 0 else ''}{name}" if name else "")
+    return f"{factor:.7g}" + (f" = {'-' if factor < 0 else ''}{name}" if name else "")
 
 
 def scale(e: Evidence) -> Diagnosis | None:
