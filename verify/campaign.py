@@ -57,7 +57,7 @@ class Campaign:
         if not self.complete:
             return stale
         for operator in registry.OPERATORS:
-            for limitation in (x for x in operator.limitations if not x.rare):
+            for limitation in (x for x in operator.limitations if not (x.rare or x.local)):
                 covered = [
                     r for r in self.records
                     if r.case.operator == operator.name

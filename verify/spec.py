@@ -183,7 +183,8 @@ class Limitation:
     """A known failure, as data: where it fails and why. It must keep failing, or a full campaign says so.
 
     A ratio above ``most`` is not the known failure but another one. One that is ``rare`` shows with one seed in dozens:
-    that a campaign does not meet it says nothing. It must have a ``most``, since little else holds it in bounds.
+    that a campaign does not meet it says nothing. It must have a ``most``, since little else holds it in bounds. So says
+    one that is ``local``, a property that fails on some processors only: bits of somebody else's library.
     """
 
     variant: str
@@ -194,11 +195,13 @@ class Limitation:
     properties: tuple[str, ...] = ()
     most: float = float("inf")
     rare: bool = False
+    local: bool = False
     link: str = ""
 
     def __post_init__(self) -> None:
         require(bool(self.why), f"Limitation of {self.variant!r}: why is empty")
         require(not self.rare or self.most < float("inf"), f"Limitation of {self.variant!r}: rare, and without most")
+        require(not self.local or bool(self.properties), f"Limitation of {self.variant!r}: local, and of no property")
 
     def covers(self, variant: str, dtype: str, family: str, direction: str, what: str) -> bool:
         """Whether this limitation speaks of the given case (``what`` names the property tried)."""

@@ -26,7 +26,9 @@ def off(*x: torch.Tensor, **given: Any) -> tuple[torch.Tensor, Any]:
     return 1.01 * o, state
 
 
-def campaign(patch: pytest.MonkeyPatch, limitation: Limitation, wrong: bool = False) -> Campaign:
+def campaign(
+    patch: pytest.MonkeyPatch, limitation: Limitation, wrong: bool = False, properties: bool = False
+) -> Campaign:
     """A whole campaign over one case of the chunk form, right or off by a hundredth, with this limitation alone."""
     chunk = LINEAR.variant("chunk")
     if wrong:
@@ -35,7 +37,7 @@ def campaign(patch: pytest.MonkeyPatch, limitation: Limitation, wrong: bool = Fa
     operator = dataclasses.replace(LINEAR, variants=variants, limitations=(limitation,))
     patch.setitem(registry.BY_NAME, "linear", operator)
     patch.setattr(registry, "OPERATORS", (operator,))
-    return Campaign(records=examine(JOB, ("chunk",)), complete=True)
+    return Campaign(records=examine(dataclasses.replace(JOB, properties=properties), ("chunk",)), complete=True)
 
 
 def test_a_known_failure_is_known_and_not_stale(monkeypatch: pytest.MonkeyPatch):
@@ -52,6 +54,17 @@ def test_a_failure_above_the_known_one_fails(monkeypatch: pytest.MonkeyPatch):
     for rare in (False, True):
         found = campaign(monkeypatch, dataclasses.replace(KNOWN, rare=rare, most=31.0), wrong=True)
         assert [r.status for r in found.records] == ["fail"]
+
+
+def test_what_fails_on_some_processors_only_is_never_stale_and_is_of_a_property(monkeypatch: pytest.MonkeyPatch):
+    bits = Limitation(variant="chunk", why="bits", directions=("property",), properties=("linearity",))
+    assert campaign(monkeypatch, bits, properties=True).stale_limitations == ["linear chunk: bits"]
+    local = dataclasses.replace(bits, local=True)
+    assert not campaign(monkeypatch, local, properties=True).stale_limitations
+    wrong = campaign(monkeypatch, local, wrong=True, properties=True)
+    assert {r.what for r in wrong.records if r.status == "known"} <= {"linearity"} and wrong.failed
+    with pytest.raises(ValueError, match="local, and of no property"):
+        Limitation(variant="chunk", why="a reason", local=True)
 
 
 def test_a_rare_one_needs_a_bound():

@@ -90,10 +90,12 @@ OPERATOR = Operator(
         ),
         Limitation(
             variant="sdpa-math",
+            dtypes=("float32",),
             directions=("property",),
             properties=("batch-invariance",),
-            why="PyTorch's math backend multiplies all rows of a batch at once: a BLAS (that of AMD's processors) may "
-            "round the last bit of a row's gradient otherwise than in a batch of one",
+            local=True,
+            why="PyTorch's math backend multiplies all rows of a batch at once, and on some processors (seen on AMD's) "
+            "the last bit of a row's gradient is another one than in a batch of one",
         ),
         *(
             Limitation(
