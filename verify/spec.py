@@ -183,8 +183,8 @@ class Limitation:
     """A known failure, as data: where it fails and why. It must keep failing, or a full campaign says so.
 
     A ratio above ``most`` is not the known failure but another one. One that is ``rare`` shows with one seed in dozens:
-    that a campaign does not meet it says nothing. It must have a ``most``, since little else holds it in bounds. So says
-    one that is ``local``, a property that fails on some processors only: bits of somebody else's library.
+    that a campaign does not meet it says nothing. It must have a ``most``, since little else holds it in bounds. One
+    that is ``local`` is a property that fails on some processors only: bits of somebody else's library.
     """
 
     variant: str
