@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from benchmarks import beside, gate, peers
+from benchmarks.beside import Direction, Function
 from benchmarks.checks import check
 from benchmarks.common import BLOCK_MS, Call, Timer, median, per_call, resolve
 from benchmarks.workloads import Shape, Tensors, Workload, call, first_of, output_of
 from linattest.verify.poison import poisoned
 
-Direction = Literal["forward", "forward+backward"]
 OURS, SOFTMAX = "linattest", "softmax:"
 
 KEPT, DROPPED = 1.3, 2.0
@@ -29,8 +29,6 @@ FIRST = 15.0
 
 MOST_SETS, PREFIX = 16, 256
 """Sets of inputs that take turns at most; tokens behind the state of a decode step."""
-
-Function = Callable[[Tensors], Tensor]
 
 
 @dataclass
