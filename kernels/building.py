@@ -60,8 +60,9 @@ _built: dict[Any, tuple[Any, tuple[Any, ...], Any]] = {}
 """Binary, constants in the order of the signature, and the kernel, which must live on for its id to be its own."""
 
 COUNTS = frozenset({"sizes", "H", "HV", "each", "programs", "HEIGHT"})
-"""Parameters that are numbers of things. Triton builds anew where such a number becomes 1 or divisible by 16, for
-nothing: every other length of a sequence would cost a compilation of all kernels."""
+"""Parameters that are numbers of things; the first of several is that of tokens. Triton builds anew where such a number
+becomes divisible by 16, for nothing: every other length of a sequence would cost a compilation of all kernels. That
+it is 1 is worth knowing (of heads that share keys: a division), and of tokens that they are whole sixteens (masks)."""
 
 
 def start(
@@ -80,7 +81,7 @@ def start(
 def _key(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any], config: Config, index: int) -> tuple[Any, ...]:
     kinds = [*map(_kind, args)]
     for place in _places(kernel):
-        kinds[place] = _long(args[place])
+        kinds[place] = _like(args[place])
     return (id(kernel), index, config, *constants.values(), *kinds)
 
 
@@ -97,10 +98,10 @@ def _compile(key: Any, kernel: Any, args: tuple[Any, ...], constants: dict[str, 
 
 
 def general(kernel: Any, args: Sequence[Any]) -> list[Any]:
-    """The arguments that a kernel is built for: with numbers of things of which nothing is known but 64 bits or 32."""
+    """The arguments that a kernel is built for, numbers of things by what stands for all that it is built alike for."""
     found = list(args)
     for place in _places(kernel):
-        found[place] = _any_number(found[place])
+        found[place] = _like(found[place])
     return found
 
 
@@ -115,17 +116,18 @@ def _places(kernel: Any) -> tuple[int, ...]:
     return found
 
 
-def _any_number(x: Any) -> Any:
-    if isinstance(x, tuple):
-        return tuple([_any_number(y) for y in x])
-    return (1 << 40) + 1 if _long(x) else 3
+def _like(x: Any) -> Any:
+    return (_tokens(x[0]), *map(_count, x[1:])) if isinstance(x, tuple) else _count(x)
 
 
-def _long(x: Any) -> Any:
-    """Whether a number needs more than 32 bits."""
-    if isinstance(x, tuple):
-        return tuple([_long(y) for y in x])
-    return x.bit_length() > 31
+def _count(x: int) -> int:
+    """1 or not, in 32 bits or not."""
+    return 1 if x == 1 else 3 if x.bit_length() <= 31 else (1 << 40) + 1
+
+
+def _tokens(x: int) -> int:
+    """Divisible by 16 or not, too."""
+    return _count(x) if x & 15 else 16 if x.bit_length() <= 31 else 1 << 40
 
 
 # --- ahead -------------------------------------------------------------------------------------------------------

@@ -46,24 +46,25 @@ def start(
 def test_a_binary_is_found_again_and_gets_its_constants_in_the_order_of_the_signature() -> None:
     kernel, x = Kernel(), torch.empty(64)
     start(kernel, x)
-    start(kernel, x, n=48, strides=(128, 1), T=16)
+    start(kernel, x, n=48, strides=(128, 1), T=9)
     assert [build[1:3] for build in kernel.builds] == [
         ((x, (64, 1), 32, (3, 3), 0.5),
          {"C": 64, "STAGE": tl.bfloat16, "num_warps": 4, "num_stages": 1, "enable_fp_fusion": True})
     ]  # fmt: skip
     assert kernel.launches == [
         ((5, 1, 1), (x, (64, 1), 32, (7, 16), 0.5, tl.bfloat16, 64)),
-        ((5, 1, 1), (x, (128, 1), 48, (16, 16), 0.5, tl.bfloat16, 64)),
+        ((5, 1, 1), (x, (128, 1), 48, (9, 16), 0.5, tl.bfloat16, 64)),
     ]
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        {"n": 33}, {"n": 1}, {"n": 2**31}, {"T": 2**31}, {"strides": (64, 2)}, {"strides": (65, 1)}, {"C": 32},
-        {"x": torch.empty(64, dtype=torch.bfloat16)}, {"x": torch.empty(65)[1:]},
+        {"n": 33}, {"n": 1}, {"n": 2**31}, {"T": 2**31}, {"T": 1}, {"T": 48}, {"strides": (64, 2)},
+        {"strides": (65, 1)}, {"C": 32}, {"x": torch.empty(64, dtype=torch.bfloat16)}, {"x": torch.empty(65)[1:]},
     ],
-    ids=["odd", "one", "wide", "many", "stride", "odd stride", "constant", "dtype", "misaligned"],
+    ids=["odd", "one", "wide", "many", "one token", "whole sixteens", "stride", "odd stride", "constant", "dtype",
+         "misaligned"],
 )  # fmt: skip
 def test_what_triton_specialises_on_is_another_binary(other: dict[str, Any]) -> None:
     kernel, x = Kernel(), torch.empty(64)
