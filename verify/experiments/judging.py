@@ -1,6 +1,7 @@
 """From runs (or series) to a verdict, by the rules that the recipe had before the run.
 
-The figure of a rule is the test accuracy of a model at the learning rate with the best accuracy on validation rows.
+The figure of a rule is the test accuracy (or perplexity, ..) of a model at the learning rate with the best accuracy on
+validation rows; of a text, with the fewest nats.
 Wilson intervals count answers as if each were drawn by itself; what differs between seeds is in the rule: it holds of
 every seed, or of the t-interval of their mean.
 """
@@ -52,7 +53,14 @@ def best(outcomes: Sequence[Outcome], model: str, task: str) -> list[Outcome]:
 
 
 def _validation(found: list[Outcome]) -> float:
-    return float(np.mean([o.progress.curve[-1].accuracy for o in found if o.progress]))
+    last = [o.progress.curve[-1] for o in found if o.progress]
+    return float(np.mean([point.accuracy if point.nats is None else -point.nats for point in last]))
+
+
+def nats(o: Outcome, test: str) -> float:
+    """Mean negative log likelihood of what was asked, NaN in a result that has none; perplexity is its exponential."""
+    assert o.progress is not None
+    return o.progress.scores[test].nats
 
 
 def counts(o: Outcome, test: str, measure: str) -> tuple[int, int]:
@@ -66,6 +74,9 @@ def _value(o: Outcome, test: str, measure: str) -> float:
     if measure in ("accuracy", "exact"):
         right, asked = counts(o, test, measure)
         return right / asked
+    if measure in ("nats", "perplexity"):
+        found = nats(o, test)
+        return float(np.exp(found)) if measure == "perplexity" else found
     assert o.progress is not None
     return float(o.progress.probes.get(measure, 0.0))  # a model without level weights has none that depend on anything
 

@@ -6,7 +6,8 @@ One TOML file a claim, in ``recipes/``, written before the run. A *rule* is one 
     not reproduced   one does not: a whole interval lies outside
     untested         none fails, but an interval reaches over a limit; or the quick form, which checks machinery only
 
-A recipe whose conditions an untrained model would meet (none asks that something be reached) is refused.
+A recipe whose conditions an untrained model would meet (none asks that something be reached) is refused. Its byte
+perplexity is about 256, so a perplexity is asked for with ``at_most``, half of that or less.
 
 ``quick`` is a table of the same shape as the recipe, laid over it: small sizes that end in seconds. ``like`` names
 another recipe, over which all of a file is laid (tasks and tests as a whole): runs that both have are trained once.
@@ -14,6 +15,7 @@ another recipe, over which all of a file is laid (tasks and tests as a whole): r
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -21,13 +23,13 @@ from typing import Any, Literal
 import msgspec
 
 from linattest.verify.environment import ROOT
-from linattest.verify.experiments.tasks import Task
+from linattest.verify.experiments.tasks import Task, Text
 
 FOLDER = ROOT / "verify" / "experiments" / "recipes"
 LEAST_SEEDS = 3
 """A verdict on fewer seeds is none."""
 
-Measure = Literal["accuracy", "exact", "role_information", "input_spread", "series"]
+Measure = Literal["accuracy", "exact", "nats", "perplexity", "role_information", "input_spread", "series"]
 
 
 class RecipeError(ValueError):
@@ -104,6 +106,8 @@ class Rule(_Strict, frozen=True, kw_only=True):
     ``over``: "seeds", the Wilson interval of every seed's accuracy; "mean", the t-interval of the mean over seeds;
     "spread", the chi-squared interval of the standard deviation over seeds; "another", the interval in which one more
     seed falls: it must have the paper's figure (``paper``) in it.
+    ``measure``: "accuracy", "exact" (whole rows), "nats" (mean negative log likelihood of what is asked), "perplexity"
+    (its exponential, by seed), those of ``probes``, or "series".
     ``task`` is what it was trained on (default: the recipe's first), ``test`` what it is tried on (default: the same).
     In a simulation ``model`` and ``minus`` are series. ``paper``: the figure said there, shown beside ours.
     """
@@ -131,6 +135,16 @@ class Rule(_Strict, frozen=True, kw_only=True):
                 "share of answers, has no Wilson interval"
             )
 
+    def asks(self, vocab_size: int) -> bool:
+        """Whether a model that learned nothing, and guesses among so many tokens, could break it."""
+        least = -math.inf if self.at_least is None else self.at_least
+        most = math.inf if self.at_most is None else self.at_most
+        if self.measure not in ("nats", "perplexity"):
+            return least > 0
+        if self.minus:  # one that is less than another, either way round
+            return least > 0 or most < 0
+        return most <= (vocab_size / 2 if self.measure == "perplexity" else math.log(vocab_size / 2))
+
 
 class _Recipe(_Strict, frozen=True, kw_only=True, tag_field="kind"):
     """What both kinds have: the claim's id (the file's name), words, how many seeds by default, the rules."""
@@ -141,11 +155,14 @@ class _Recipe(_Strict, frozen=True, kw_only=True, tag_field="kind"):
     seeds: int = LEAST_SEEDS
     scope: str = ""
 
-    def check(self) -> None:
+    def check(self, vocab_size: int = 2) -> None:
         """Raise ``ValueError`` where no rule could be broken by a model that learned nothing."""
         _positive(seeds=self.seeds)
-        if not any(rule.at_least is not None and rule.at_least > 0 for rule in self.rules):
-            raise ValueError("no rule has at_least above 0: a model that learned nothing would meet the others")
+        if not any(rule.asks(vocab_size) for rule in self.rules):
+            raise ValueError(
+                "no rule has at_least above 0 (or at_most, of a perplexity well below vocab_size, of nats below its "
+                "logarithm): a model that learned nothing would meet the others"
+            )
 
     def check_name(self, key: str, given: str, known: list[str]) -> None:
         """Raise ``ValueError`` for a name that the recipe does not have."""
@@ -167,7 +184,7 @@ class Trained(_Recipe, frozen=True, kw_only=True, tag="training"):
     probe: bool = False
 
     def __post_init__(self) -> None:
-        self.check()
+        self.check(min((task.vocab_size for task in self.tasks.values()), default=2))
         names = [model.name for model in self.models]
         if not names or len(set(names)) < len(names) or not self.tasks:
             raise ValueError(f"models are {names} and tasks {list(self.tasks)}, expected at least one each, names once")
@@ -181,12 +198,17 @@ class Trained(_Recipe, frozen=True, kw_only=True, tag="training"):
             self.check_name("task", rule.task, list(self.tasks))
             self.check_name("test", rule.test, [rule.task or next(iter(self.tasks)), *self.tests])
             if rule.measure in ("role_information", "input_spread", "series") and not self.probe:
-                raise ValueError(f"rules: measure is {rule.measure!r}, expected accuracy or exact without probe = true")
+                raise ValueError(f"rules: measure is {rule.measure!r}, expected another without probe = true")
 
     @property
     def longest(self) -> int:
         """T of the longest rows."""
         return max(task.tokens for task in (*self.tasks.values(), *self.tests.values()))
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether rows come of a text."""
+        return any(isinstance(task, Text) for task in (*self.tasks.values(), *self.tests.values()))
 
 
 class Simulated(_Recipe, frozen=True, kw_only=True, tag="simulation"):

@@ -16,16 +16,20 @@ from rich.table import Table
 from linattest.verify import devices
 from linattest.verify.claims.verdicts import Evidence, Verdict, Word
 from linattest.verify.environment import Environment, environment
-from linattest.verify.experiments.judging import best, counts, wilson
+from linattest.verify.experiments.judging import best, counts, nats, wilson
 from linattest.verify.experiments.recipe import Recipe, Trained
 from linattest.verify.experiments.running import Outcome
+from linattest.verify.experiments.text import Source
 from linattest.verify.report.summary import plural
 
 SCHEMA = 1
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """``form`` "quick" says nothing of the claim. ``runs`` have curves; ``series`` are those of a simulation."""
+    """``form`` "quick" says nothing of the claim. ``runs`` have curves; ``series`` are those of a simulation.
+
+    ``text``: what was read, by its name and hash, if the task is text.
+    """
 
     schema: int = SCHEMA
     experiment: str
@@ -40,11 +44,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     recipe: Recipe
     runs: tuple[Outcome, ...] = ()
     series: dict[str, list[float]] = {}
+    text: Source | None = None
 
 
 def result(
     recipe: Recipe, verdict: Verdict, *, quick: bool, seeds: int, device: str, seconds: float,
-    runs: list[Outcome] | None = None, series: dict[str, list[float]] | None = None,
+    runs: list[Outcome] | None = None, series: dict[str, list[float]] | None = None, text: Source | None = None,
 ) -> Result:  # fmt: skip
     """The result, with today's date and this process's environment."""
     name = torch.cuda.get_device_name(device) if devices.kind(device) == "cuda" else device
@@ -52,7 +57,7 @@ def result(
         experiment=recipe.claim, form="quick" if quick else "full", verdict=verdict.word, evidence=verdict.evidence,
         seeds=seeds, device=device, date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         seconds=round(seconds, 3), environment=msgspec.structs.replace(environment(), device=name), recipe=recipe,
-        runs=tuple(runs or ()), series=series or {},
+        runs=tuple(runs or ()), series=series or {}, text=text and text.anywhere,
     )  # fmt: skip
 
 
@@ -75,6 +80,9 @@ def read(path: Path) -> Result:
 def show(console: Console, found: Result) -> None:
     """The figures of every model and test (or of every series), then the rules, then the verdict."""
     console.print(_runs(found) if isinstance(found.recipe, Trained) else _series(found))
+    if found.text:
+        said = f"{found.text.name}, {found.text.size} bytes, sha256 {found.text.sha256[:12]}"
+        console.print(f"text: {said}; perplexity is that of a byte", highlight=False, markup=False)
     for trouble in (o.trouble for o in found.runs if o.trouble):
         console.print(f"[red]no result[/]: {escape(trouble)}", highlight=False)
     for e in found.evidence:  # limits are of the full form's sizes
@@ -88,23 +96,35 @@ def show(console: Console, found: Result) -> None:
 
 def _runs(found: Result) -> Table:
     table = Table(title=escape(found.recipe.about))
-    for column in ("model", "task", "test", "lr", "accuracy", "by seed", "rows all right", "steps"):
-        table.add_column(column)
     assert isinstance(found.recipe, Trained)
+    measured = ("perplexity", "by seed", "accuracy") if found.text else ("accuracy", "by seed", "rows all right")
+    for column in ("model", "task", "test", "lr", *measured, "steps"):
+        table.add_column(column)
     for task in found.recipe.tasks:
         for model in found.recipe.models:
             own = best(found.runs, model.name, task)
             for test in (task, *found.recipe.tests) if own else ():
-                right, asked = (sum(x) for x in zip(*(counts(o, test, "accuracy") for o in own), strict=True))
-                share, low, high = wilson(right, asked)
-                rows = [a / b for a, b in (counts(o, test, "exact") for o in own)]
-                by_seed = " ".join(f"{a / b:.3f}" for a, b in (counts(o, test, "accuracy") for o in own))
+                figures = _in_nats(own, test) if found.text else _in_answers(own, test)
                 steps = " ".join(str(o.progress.step) for o in own if o.progress)
-                table.add_row(
-                    model.name, task, test, f"{own[0].learning_rate:g}", f"{share:.3f} ({low:.3f} to {high:.3f})",
-                    by_seed, f"{np.mean(rows):.3f}", steps,
-                )  # fmt: skip
+                table.add_row(model.name, task, test, f"{own[0].learning_rate:g}", *figures, steps)
     return table
+
+
+def _in_answers(own: list[Outcome], test: str) -> tuple[str, str, str]:
+    """Accuracy with its interval, by seed, and the share of whole rows."""
+    right, asked = (sum(x) for x in zip(*(counts(o, test, "accuracy") for o in own), strict=True))
+    share, low, high = wilson(right, asked)
+    by_seed = " ".join(f"{a / b:.3f}" for a, b in (counts(o, test, "accuracy") for o in own))
+    rows = [a / b for a, b in (counts(o, test, "exact") for o in own)]
+    return f"{share:.3f} ({low:.3f} to {high:.3f})", by_seed, f"{np.mean(rows):.3f}"
+
+
+def _in_nats(own: list[Outcome], test: str) -> tuple[str, str, str]:
+    """Perplexity of the mean over seeds of nats, perplexity by seed, and accuracy."""
+    found = [nats(o, test) for o in own]
+    shares = [a / b for a, b in (counts(o, test, "accuracy") for o in own)]
+    by_seed = " ".join(f"{x:.4g}" for x in np.exp(found))
+    return f"{np.exp(np.mean(found)):.4g}", by_seed, f"{np.mean(shares):.3f}"
 
 
 def _series(found: Result) -> Table:

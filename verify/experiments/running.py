@@ -18,6 +18,8 @@ import msgspec
 
 from linattest.verify.executors import InProcess, local_executor
 from linattest.verify.experiments.recipe import Trained
+from linattest.verify.experiments.tasks import Text
+from linattest.verify.experiments.text import Source
 from linattest.verify.experiments.training import Progress, Run, advance
 
 SLICE_SECONDS = 20.0
@@ -57,15 +59,24 @@ def outcome(run: Run, progress: Progress | None, error: str = "") -> Outcome:
     )  # fmt: skip
 
 
-def runs_of(recipe: Trained, seeds: int, *, device: str = "cpu", backend: str = "chunk") -> list[Run]:
-    """Every model on every task at every learning rate, seeds outermost: the first seed is whole first."""
+def runs_of(
+    recipe: Trained, seeds: int, *, device: str = "cpu", backend: str = "chunk", text: Source | None = None
+) -> list[Run]:
+    """Every model on every task at every learning rate, seeds outermost: the first seed is whole first.
+
+    ``text`` is what tasks of text read; without it they cannot be drawn. Raises ``TextError`` if it is too short.
+    """
+    tasks, tests = (
+        {name: task.reading(text) if text and isinstance(task, Text) else task for name, task in given.items()}
+        for given in (recipe.tasks, recipe.tests)
+    )
     return [
         Run(
-            model=model, shape=recipe.shape, training=recipe.training, task=name, tests={name: task, **recipe.tests},
+            model=model, shape=recipe.shape, training=recipe.training, task=name, tests={name: task, **tests},
             longest=recipe.longest, learning_rate=rate, seed=seed, device=device, backend=backend, probe=recipe.probe,
         )
         for seed in range(seeds)
-        for name, task in recipe.tasks.items()
+        for name, task in tasks.items()
         for model in recipe.models
         for rate in recipe.training.learning_rates
     ]  # fmt: skip

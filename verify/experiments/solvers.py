@@ -1,17 +1,20 @@
 """Each task answered by a lookup table, from the tokens alone: what a generator asks must be there to be found.
 
 Nothing here is shared with the generators of ``tasks``: a solver reads a row from left to right as a model does, and
-has no answer (``NONE``) where the tokens leave none, or more than one.
+has no answer (``NONE``) where the tokens leave none, or more than one. Of a text nothing can be derived: there the
+target must be the byte that follows, and the blocks apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from linattest.verify.experiments.tasks import Copy, Drawn, Mqar, Passkey, SelectiveCopy, Task
+from linattest.verify.experiments import text
+from linattest.verify.experiments.tasks import Copy, Drawn, Mqar, Passkey, SelectiveCopy, Task, Text
 
 NONE = -1
 """No answer, or several."""
@@ -63,11 +66,15 @@ def solve(task: Task, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def checked(task: Task, drawn: Drawn) -> Drawn:
-    """The batch, every target of which a lookup table finds.
+    """The batch, every target of which a lookup table finds; of a text, the byte that follows.
 
     Raises:
-        ValueError: a target that the tokens before it do not give, with its row and position.
+        ValueError: a target that the tokens before it do not give (or that does not follow them in the text), with its
+            row and position; blocks of a text that share bytes.
+        TextError: the text cannot be read any more.
     """
+    if isinstance(task, Text):
+        return _follows(task, drawn)
     answers = solve(task, drawn.tokens, drawn.mask)
     wrong = np.argwhere(drawn.mask & (answers != drawn.targets))
     if len(wrong):
@@ -77,4 +84,28 @@ def checked(task: Task, drawn: Drawn) -> Drawn:
             f"task {task}: row {n} asks for {drawn.targets[n, t]} at position {t}, where its tokens give {found}; "
             f"{len(wrong)} of {int(drawn.mask.sum())} targets cannot be derived from the input"
         )
+    return drawn
+
+
+def _follows(task: Text, drawn: Drawn) -> Drawn:
+    """A batch of a text: each target is the token after it, and the last one is what the text has there."""
+    assert task.source is not None
+    for one, other in combinations(text.Blocks._fields, 2):
+        a, b = (getattr(text.blocks(task.source), name) for name in (one, other))
+        if np.shares_memory(a, b):  # blocks are parts of one array
+            raise ValueError(
+                f"task {task.anywhere}: its blocks {one} and {other} share bytes, expected each byte in one"
+            )
+    content = text.read(task.source)
+    for n, (row, targets, mask) in enumerate(zip(*(x.tolist() for x in drawn), strict=True)):
+        for t in (t for t in range(len(row)) if mask[t]):
+            if t + 1 < len(row):
+                right = targets[t] == row[t + 1]
+            else:  # a row may occur more than once, and go on in more than one way
+                right = 0 <= targets[t] < 256 and bytes([*row, targets[t]]) in content
+            if not right:
+                raise ValueError(
+                    f"task {task.anywhere}: row {n} asks for {targets[t]} at position {t}, "
+                    "which is not the byte that follows"
+                )
     return drawn

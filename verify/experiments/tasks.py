@@ -6,6 +6,9 @@ row up to that position: ``solvers`` does so by a lookup table, without sharing 
 ``checked`` refuses a batch that it does not answer entirely. (Generators of other projects drew fillers that repeat a
 row's keys, so that a key had two values: HazyResearch/zoology#29.)
 
+Text (``Text``) is the exception: nothing is to be derived, the next byte is to be predicted; what ``checked`` asks of
+it is said there.
+
 Seeds: training, validation and test rows come of streams that never meet (``generator``).
 """
 
@@ -17,6 +20,7 @@ import msgspec
 import numpy as np
 
 from linattest.impls.lm import IGNORED
+from linattest.verify.experiments import text
 
 Array = np.ndarray
 TRAIN, VALIDATION, TEST = range(3)
@@ -52,6 +56,11 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def tokens(self) -> int:
         """T, tokens in a row."""
         raise NotImplementedError
+
+    @property
+    def anywhere(self) -> _Task:
+        """The task without what depends on the machine: of which a run's hash is made."""
+        return self
 
     def draw(self, rng: np.random.Generator, rows: int) -> Drawn:
         """Rows of the task. Roles of the ids are those of ``roles``."""
@@ -194,7 +203,62 @@ class Passkey(_Task, frozen=True, kw_only=True, tag="passkey"):
         return asked(np.concatenate([context, query, key[:, :-1]], 1), key)
 
 
-Task = Mqar | Copy | SelectiveCopy | Passkey
+class Text(_Task, frozen=True, kw_only=True, tag="text"):
+    """Bytes of a text, each to predict the next; rows of ``times`` * ``length`` bytes from the stream's own block.
+
+    Only the last ``length`` bytes of a row are asked, unless it is ``whole``. Rows end anywhere where one of ``most``
+    * ``length`` bytes would end: so tasks that differ in ``times`` ask, of the same random numbers, for the same bytes,
+    and what differs is how much stands before them. ``source``: the text, which no recipe has (``reading`` gives it).
+    """
+
+    vocab_size: int = 256
+    length: int
+    times: int = 1
+    most: int = 5
+    whole: bool = False
+    source: text.Source | None = None
+
+    def __post_init__(self) -> None:
+        if self.vocab_size != 256:
+            raise ValueError(f"vocab_size is {self.vocab_size}, expected 256: tokens are bytes")
+        check("length", self.length, 1)
+        check("most", self.most, 1)
+        check("times", self.times, 1, self.most)
+
+    @property
+    def tokens(self) -> int:
+        """T = times * length."""
+        return self.times * self.length
+
+    @property
+    def anywhere(self) -> Text:
+        """Without the text's path; its hash stays."""
+        return msgspec.structs.replace(self, source=self.source and self.source.anywhere)
+
+    def reading(self, source: text.Source) -> Text:
+        """The task on this text. Raises ``TextError`` if one of its blocks is shorter than the longest row."""
+        text.check_room(source, self._needed)
+        return msgspec.structs.replace(self, source=source)
+
+    @property
+    def _needed(self) -> int:
+        return self.most * self.length + 1
+
+    def draw(self, rng: np.random.Generator, rows: int) -> Drawn:
+        """As ``_Task.draw``, of random numbers that ``generator`` made: their stream says which block is read.
+
+        Raises ``ValueError`` without a text or for other random numbers, ``TextError`` as ``text.read``.
+        """
+        if self.source is None:
+            raise ValueError("the task has no text, expected one: runs_of(recipe, seeds, text=text.find())")
+        block = text.block_of(self.source, rng)
+        ends = rng.integers(self._needed, len(block) + 1, (rows, 1))
+        row = block[ends + np.arange(-self.tokens - 1, 0)]
+        tokens, following = row[:, :-1], row[:, 1:]
+        return asked(tokens, following if self.whole else following[:, -self.length :])
+
+
+Task = Mqar | Copy | SelectiveCopy | Passkey | Text
 
 
 def asked(tokens: Array, answers: Array) -> Drawn:
@@ -205,7 +269,10 @@ def asked(tokens: Array, answers: Array) -> Drawn:
 
 
 def roles(task: Task, tokens: Array) -> Array:
-    """What each token is, int64 [rows, T] into ``ROLES``: for maps of what a model does with which token."""
+    """What each token is, int64 [rows, T] into ``ROLES``: for maps of what a model does with which token.
+
+    Bytes of a text are fillers all.
+    """
     names = np.full(tokens.shape, ROLES.index("filler"))
     n = task.pairs if isinstance(task, Mqar) else 0
     if isinstance(task, Mqar):
@@ -218,7 +285,7 @@ def roles(task: Task, tokens: Array) -> Array:
     elif isinstance(task, SelectiveCopy):
         names[(tokens > 0) & (tokens < task.vocab_size - 1)] = ROLES.index("value")
         names[tokens == task.vocab_size - 1] = ROLES.index("query")
-    else:
+    elif isinstance(task, Copy):
         names[:, : task.length // 2], names[:, task.length // 2 :] = ROLES.index("value"), ROLES.index("query")
     return names
 

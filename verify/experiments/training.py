@@ -29,7 +29,7 @@ from linattest.verify.environment import source_hash
 from linattest.verify.experiments import models, probes
 from linattest.verify.experiments.recipe import Model, Shape, Training
 from linattest.verify.experiments.solvers import checked
-from linattest.verify.experiments.tasks import TEST, TRAIN, VALIDATION, Drawn, Task, generator
+from linattest.verify.experiments.tasks import TEST, TRAIN, VALIDATION, Drawn, Task, Text, generator
 
 CHECKED_ROWS = 8
 """So many rows of every task are answered by a lookup table before a run begins."""
@@ -59,24 +59,39 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """A hash of all that the result depends on, but the machine."""
         made_by = f"{source_hash()} {torch.__version__}".encode()
-        return hashlib.sha256(msgspec.json.encode(self) + made_by).hexdigest()[:20]
+        tests: dict[str, Any] = {name: task.anywhere for name, task in self.tests.items()}
+        told = msgspec.structs.replace(self, tests=tests)
+        return hashlib.sha256(msgspec.json.encode(told) + made_by).hexdigest()[:20]
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One point of a curve. ``loss``: mean over the steps since the last point, ``None`` at step 0 or if not finite."""
+    """One point of a curve. ``loss``: mean over the steps since the last point, ``None`` at step 0 or if not finite.
+
+    ``accuracy``, ``nats``: on validation rows; ``nats`` (``Score.nats``) of a text alone.
+    """
 
     step: int
     loss: float | None
     accuracy: float
+    nats: float | None = None
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """Right answers of all that was asked, and rows with nothing but right answers of all rows."""
+    """Right answers of all that was asked, and rows with nothing but right answers of all rows.
+
+    ``loss``: sum over what was asked of the answer's negative log likelihood, in nats; ``None`` in older results.
+    """
 
     right: int
     asked: int
     exact: int
     rows: int
+    loss: float | None = None
+
+    @property
+    def nats(self) -> float:
+        """Mean negative log likelihood of what was asked, natural logarithm; NaN where it was not summed."""
+        return math.nan if self.loss is None else self.loss / self.asked
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,8 +205,8 @@ class _Trainer:
         score = self._score(self.task, VALIDATION, self.given.validation_rows)
         loss = float(self.sum) / self.count if self.count else None
         finite = loss is None or math.isfinite(loss)
-        accuracy = score.right / score.asked
-        self.curve.append(Point(step=self.at, loss=loss if finite else None, accuracy=accuracy))
+        accuracy, nats = score.right / score.asked, score.nats if isinstance(self.task, Text) else None
+        self.curve.append(Point(step=self.at, loss=loss if finite else None, accuracy=accuracy, nats=nats))
         self.sum, self.count = 0.0, 0
         if not finite:
             self.stopped = f"the loss is {loss} at step {self.at}"
@@ -201,15 +216,17 @@ class _Trainer:
     @torch.no_grad()
     def _score(self, task: Task, stream: int, rows: int) -> Score:
         self.model.eval()
-        drawn, right, exact = task.draw(generator(self.run.seed, stream), rows), 0, 0
+        drawn, right, exact, lost = task.draw(generator(self.run.seed, stream), rows), 0, 0, 0.0
         for start in range(0, rows, self.given.batch):
             part = Drawn(*(x[start : start + self.given.batch] for x in drawn))
-            ids, _, _ = _tensors(part, self.run.device)
-            guess = self.model(ids).logits.argmax(-1).cpu().numpy()
+            made = self.model(*_tensors(part, self.run.device))
+            assert made.loss is not None
+            lost += float(made.loss) * int(part.mask.sum())  # the loss is the mean over what is asked
+            guess = made.logits.argmax(-1).cpu().numpy()
             hits = (guess == part.targets) | ~part.mask
             right += int((hits & part.mask).sum())
             exact += int(hits.all(1).sum())
-        return Score(right=right, asked=int(drawn.mask.sum()), exact=exact, rows=rows)
+        return Score(right=right, asked=int(drawn.mask.sum()), exact=exact, rows=rows, loss=lost)
 
     def progress(self) -> Progress:
         """What there is to tell; with the scores of every test, on rows never seen before, when all is done."""
