@@ -42,9 +42,10 @@ def judged(name: str, folder: Path | None = None) -> Verdict:
 def _made(found: results.Result) -> Evidence:
     """When and by what a result was made."""
     made = found.environment
+    read = f"; text: {found.text.name}, sha256 {found.text.sha256}" if found.text else ""
     return reason(
-        f"measured {found.date} on {made.device}, {found.seeds} seeds: commit {made.commit}, torch {made.torch}"
-    )  # fmt: skip
+        f"measured {found.date} on {made.device}, {found.seeds} seeds: commit {made.commit}, torch {made.torch}{read}"
+    )
 
 
 # --- checks of rows ----------------------------------------------------------------------------------------------
@@ -108,3 +109,13 @@ def heatmap() -> Verdict:
 def sniah_small() -> Verdict:
     """Passkeys at one to four times the trained length, CCQ on and off."""
     return judged("ccq.sniah-small")
+
+
+def ccq_lm_small() -> Verdict:
+    """Byte perplexity of a text at one to five times the trained length, CCQ on and off."""
+    return judged("ccq.lm-small")
+
+
+def lam_lm_small() -> Verdict:
+    """Byte perplexity of a text: level weights linear, MLP softplus, MLP softmax, fixed."""
+    return judged("lam.lm-small")

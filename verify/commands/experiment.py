@@ -26,7 +26,9 @@ from linattest.verify.experiments.judging import judge
 from linattest.verify.experiments.recipe import Recipe, RecipeError, Trained
 from linattest.verify.experiments.results import Result
 from linattest.verify.experiments.running import Outcome, runs_of, train_all
+from linattest.verify.experiments.settings import changed
 from linattest.verify.experiments.simulations import FUNCTIONS
+from linattest.verify.experiments.text import Source, TextError, find
 from linattest.verify.experiments.training import Progress as Reached
 from linattest.verify.experiments.training import Run
 
@@ -42,6 +44,12 @@ def experiment(
     seeds: Annotated[int | None, typer.Option(min=1, help="how many seeds; default: the recipe's")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
     backend: Annotated[str, typer.Option(help="chunk (PyTorch) or triton (kernels), for every layer")] = "chunk",
+    text: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="a file or folder to model; default: Python's standard library")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="another size, e.g. shape.hidden_size=512")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="runs side by side; default: one a core")] = default_workers(),
     checkpoints: Annotated[Path, typer.Option(metavar="FOLDER", help="where full runs go on from")] = CHECKPOINTS,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="write the result, with curves, as JSON")] = None,
@@ -59,7 +67,8 @@ def experiment(
         except RecipeError as error:
             raise _broken(error) from error
         raise typer.Exit(OK)
-    recipe = _checked(name, quick, full, backend, output)
+    recipe = _set(_checked(name, quick, full, backend, output), settings or [])
+    source = _source(recipe, text)
     check_device(console, device)
     count = recipe.seeds if seeds is None else seeds
     begun, runs, series = time.perf_counter(), list[Outcome](), dict[str, list[float]]()
@@ -67,7 +76,7 @@ def experiment(
         if isinstance(recipe, Trained):
             # what a quick form did before is not what is to be checked: it starts from nothing
             with tempfile.TemporaryDirectory() if quick else nullcontext(checkpoints) as folder:
-                todo = runs_of(recipe, count, device=device, backend=backend)
+                todo = runs_of(recipe, count, device=device, backend=backend, text=source)
                 runs = _train(todo, Path(folder), 1 if quick and devices.kind(device) == "cpu" else workers)
         else:
             with console.status(recipe.about) if console.is_terminal else nullcontext():
@@ -78,15 +87,19 @@ def experiment(
     verdict = judge(recipe, runs, series, quick=quick)
     found = results.result(
         recipe, verdict, quick=quick, seeds=count, device=device, seconds=time.perf_counter() - begun, runs=runs,
-        series=series,
+        series=series, text=source,
     )  # fmt: skip
-    text = results.text_of(found)
+    written = results.text_of(found)
     if output is not None:
-        _write(output, text)
+        _write(output, written)
     if as_json:
-        print(text, end="")
+        print(written, end="")
     else:
         results.show(console, found)
+        if settings:
+            console.print(
+                f"set: {', '.join(settings)}; the claim's verdict is that of the recipe as it is", markup=False
+            )
     raise typer.Exit(status_of(found))
 
 
@@ -113,6 +126,30 @@ def _checked(name: str, quick: bool, full: bool, backend: str, output: Path | No
         return recipes.read(name, quick=quick)
     except RecipeError as error:
         raise _broken(error) from error
+
+
+def _set(recipe: Recipe, lines: list[str]) -> Recipe:
+    try:
+        return changed(recipe, lines)
+    except RecipeError as error:
+        raise typer.BadParameter(str(error), param_hint="--set") from error
+
+
+def _source(recipe: Recipe, path: Path | None) -> Source | None:
+    """The text that a recipe reads, long enough for it, or none if it reads none."""
+    if not (isinstance(recipe, Trained) and recipe.reads_text):
+        if path is not None:
+            reading = [n for n in recipes.names() if isinstance(r := recipes.read(n), Trained) and r.reads_text]
+            raise typer.BadParameter(
+                f"{recipe.claim} reads no text, expected one of {', '.join(reading)}", param_hint="--text"
+            )
+        return None
+    try:
+        found = find(path)
+        runs_of(recipe, 1, text=found)
+    except TextError as error:
+        raise typer.BadParameter(str(error), param_hint="--text") from error
+    return found
 
 
 def _broken(error: RecipeError) -> typer.Exit:
