@@ -58,13 +58,15 @@ lint: .venv/.ready
 types: .venv/.ready
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# The campaign of kernels on this machine's GPU: errors, gradients, properties, drift up to T = 131 072; JSON in
-# .cache/gpu. Nothing was measured, which is exit code 3, where there is no GPU. A failure does not stop the rest.
+# The campaign of kernels on this machine's GPU: errors, gradients, properties, drift up to T = 131 072, and memory and
+# races where NVIDIA's compute-sanitizer is installed (3 says that it is not, or sees nothing); JSON in .cache/gpu.
+# Nothing was measured, which is exit code 3, where there is no GPU. A failure does not stop the rest.
 gpu: .venv/.ready
 	@mkdir -p .cache/gpu; status=0; \
 	$(BIN)/linattest verify --device cuda --variant triton --variant triton-step --output .cache/gpu/verify.json \
 	  --records .cache/gpu/records.jsonl --resume $(ARGS) || status=$$?; \
 	[ $$status -ge 2 ] || $(BIN)/linattest drift --device cuda --output .cache/gpu/drift.json || status=$$?; \
+	[ $$status -ge 2 ] || $(BIN)/linattest sanitize --quick --output .cache/gpu/sanitize.json || [ $$? -eq 3 ] || status=1; \
 	exit $$status
 
 # Speed and its correctness, filed under this commit: on a GPU in benchmarks/results, on a CPU a small part in .cache.

@@ -1,9 +1,8 @@
 """Checks of arguments: every public function in `impls` and every kernel launcher starts here.
 
 Shape, dtype and device checks never look at values, so kernels can afford them on every call. Value checks
-(`check_*_values`, and the ones marked "reads values") force a device synchronisation; `impls` always run them.
-A wrong type or dtype raises `TypeError`, a wrong shape, device or value raises `ValueError`; the message names the
-argument, what it is and what was expected.
+(`check_*_values`, and the ones marked "reads values") wait for the device; `impls` always run them. A wrong type or
+dtype raises `TypeError`, a wrong shape, device or value `ValueError`, naming argument, value and what was expected.
 """
 
 from __future__ import annotations
@@ -193,6 +192,11 @@ def check_lam0(lam0: object, H: int, like: Tensor, *, values: bool = True, like_
 
 
 # --- values (all of these read the tensor) -------------------------------------------------------------------
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether values can be looked at: not while a CUDA graph is captured, which runs nothing."""
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _refuse(name: str, tensor: Tensor, bad: Tensor, expected: str) -> None:

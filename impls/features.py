@@ -17,6 +17,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from linattest.impls import arguments
+
 WIDE = torch.float64
 SMALLEST_NORM = 2.0**-480  # below it, and above its inverse, squares of float64 entries leave the normal range
 
@@ -63,7 +65,7 @@ def norm(x: Tensor) -> Tensor:
     """
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     plain = (length > SMALLEST_NORM) & (length < 1 / SMALLEST_NORM)
-    if bool(plain.all()):
+    if arguments.readable(x) and bool(plain.all()):
         return x / length
     # x/|x| does not change with the divisor, so neither does the gradient
     largest = torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1, keepdim=True)

@@ -204,8 +204,12 @@ class CausalLM(nn.Module):
             raise TypeError(f"cache is a {type(cache).__name__}, expected the LMCache that this model returned")
         return ids.shape[0], ids.shape[1]
 
-    def _check_ids(self, name: str, ids: Tensor) -> None:
+    def _check_ids(self, name: str, ids: Tensor, counted: Tensor | None = None) -> None:
+        if not arguments.readable(ids):
+            return
         outside = (ids < 0) | (ids >= self.config.vocab_size)
+        if counted is not None:
+            outside &= counted
         if bool(outside.any()):
             raise ValueError(f"{name} holds {ids[outside][0].item()}, expected 0 to {self.config.vocab_size - 1}")
 
@@ -224,7 +228,7 @@ class CausalLM(nn.Module):
         else:
             places = (inside + (start - packing.cu_seqlens[:-1]).repeat_interleave(counts))[None]
         limit = self.positions.num_embeddings
-        if bool((places >= limit).any()):
+        if arguments.readable(places) and bool((places >= limit).any()):
             raise ValueError(
                 f"input_ids has a token at position {int(places.max())}, expected less than max_positions = {limit}"
             )
@@ -235,7 +239,7 @@ class CausalLM(nn.Module):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         counted = labels != IGNORED
-        self._check_ids("labels", labels[counted])
+        self._check_ids("labels", labels, counted)
         rows = layer_parts.widened(logits).flatten(0, 1)
         total = F.cross_entropy(rows, labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return total / counted.sum().clamp(min=1)

@@ -16,7 +16,8 @@ from typer.main import get_command
 COMMANDS = {
     "verify": "verify", "claims": "claims", "check": "check", "selftest": "selftest", "search": "search",
     "diff": "diff", "drift": "drift", "report": "report", "prove": "prove", "compile": "compile",
-    "bench": "bench", "experiment": "experiment", "cost": "pages", "show": "pages", "info": "pages",
+    "sanitize": "sanitize", "bench": "bench", "experiment": "experiment", "cost": "pages", "show": "pages",
+    "info": "pages",
 }  # fmt: skip
 """By command: the module of ``commands`` whose function of that name it is, imported when the command is asked for."""
 

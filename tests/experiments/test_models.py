@@ -105,8 +105,9 @@ def test_frozen_parameters_get_no_gradient_and_a_pattern_must_match():
 
 
 def test_a_layer_without_a_kernel_keeps_its_form():
-    for layer, backend in (("softmax", "chunk"), ("linear", "triton")):
-        model = build(Model(name="x", layer=layer), SHAPE, 16, 12, seed=0, backend="triton")
+    plain = {"normalizer": False}
+    for layer, options, backend in (("softmax", {}, "chunk"), ("linear", {}, "chunk"), ("linear", plain, "triton")):
+        model = build(Model(name="x", layer=layer, options=options), SHAPE, 16, 12, seed=0, backend="triton")
         assert {m.backend for m in model.modules() if isinstance(m, Layer)} == {backend}
 
 

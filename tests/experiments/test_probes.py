@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from linattest.verify.experiments.advancing import advance
 from linattest.verify.experiments.probes import role_information
 from linattest.verify.experiments.recipe import Model
 from linattest.verify.experiments.tasks import ROLES, TEST, Mqar, generator, roles
-from linattest.verify.experiments.training import Run, advance
+from linattest.verify.experiments.training import Run
 
 TASK = Mqar(pairs=4, length=32)
 KINDS = roles(TASK, TASK.draw(generator(0, TEST), 64).tokens)

@@ -16,10 +16,11 @@ import torch
 
 from linattest.verify.executors import InProcess
 from linattest.verify.experiments import recipe, running, tasks, training
+from linattest.verify.experiments.advancing import advance, advance_all
 from linattest.verify.experiments.recipe import Trained, Training
 from linattest.verify.experiments.running import runs_of, train_all
 from linattest.verify.experiments.tasks import Copy
-from linattest.verify.experiments.training import Progress, Run, advance, factor
+from linattest.verify.experiments.training import Progress, Run, factor
 
 FOREVER = 1e9
 SmallRun = Callable[..., Run]
@@ -79,14 +80,14 @@ def test_an_interruption_loses_no_more_than_its_slice(
     assert outcome_of(advance(run, tmp_path / "cut", FOREVER)) == outcome_of(whole)
 
 
-FORGOTTEN = ["optimiser", "schedule", "sum"]
+FORGOTTEN = ["optimiser", "sum"]
 
 
 @pytest.mark.parametrize("part", FORGOTTEN)
 def test_a_part_that_a_checkpoint_forgets_is_seen(
     small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ):
-    """The planted fault: what the optimiser knew, the place in the schedule, or the losses since the last point."""
+    """The planted fault: what the optimiser knew, or the losses since the last point."""
     run, real = small_run(training={"evaluate_every": 3}), torch.load
     whole = advance(run, tmp_path / "whole", FOREVER)
 
@@ -94,8 +95,6 @@ def test_a_part_that_a_checkpoint_forgets_is_seen(
         state = real(*given, **options)
         if part == "optimiser":
             state["optimiser"]["state"] = {}
-        elif part == "schedule":
-            state["schedule"] |= {"last_epoch": 0}
         else:
             state["sum"] = 0.0
         return state
@@ -189,7 +188,7 @@ def test_a_run_that_takes_its_process_down_is_an_error(
 ):
     class Dying(InProcess):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            if args[0].seed == 1:
+            if any(run.seed == 1 for run in args[0]):
                 future: Future[Any] = Future()
                 future.set_exception(BrokenProcessPool("planted"))
                 return future
@@ -197,5 +196,16 @@ def test_a_run_that_takes_its_process_down_is_an_error(
 
     monkeypatch.setattr(running, "local_executor", lambda _: nullcontext(Dying()))
     runs = [small_run("softmax", steps=1, seed=seed) for seed in range(3)]
-    found = train_all(runs, tmp_path, 2)
-    assert [o.whole for o in found] == [True, False, True] and "its process ended" in found[1].error
+    for lanes in (1, 3):  # beside others at first, then alone
+        found = train_all(runs, tmp_path / str(lanes), 2, lanes=lanes)
+        assert [o.whole for o in found] == [True, False, True] and "its process ended" in found[1].error
+
+
+def test_runs_in_turn_are_what_each_is_alone_and_an_error_ends_its_run_only(small_run: SmallRun, tmp_path: Path):
+    runs = [small_run("softmax", steps=5), small_run("vla", options={"lam0": -1.0}), small_run("linear", steps=2)]
+    *_, last = [advance_all(runs, tmp_path / "both", 0.0) for _ in range(5)]
+    assert isinstance(last[1], str) and last[1].startswith("ValueError: lam0 is -1.0")
+    for n in (0, 2):
+        found = last[n]
+        assert isinstance(found, Progress) and found.done
+        assert outcome_of(found) == outcome_of(advance(runs[n], tmp_path / "alone", FOREVER))

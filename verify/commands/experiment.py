@@ -25,7 +25,7 @@ from linattest.verify.experiments import results
 from linattest.verify.experiments.judging import judge
 from linattest.verify.experiments.recipe import Recipe, RecipeError, Trained
 from linattest.verify.experiments.results import Result
-from linattest.verify.experiments.running import Outcome, runs_of, train_all
+from linattest.verify.experiments.running import SLICE_SECONDS, Outcome, runs_of, train_all
 from linattest.verify.experiments.settings import changed
 from linattest.verify.experiments.simulations import FUNCTIONS
 from linattest.verify.experiments.text import Source, TextError, find
@@ -33,6 +33,8 @@ from linattest.verify.experiments.training import Progress as Reached
 from linattest.verify.experiments.training import Run
 
 CHECKPOINTS = Path(".cache/experiments")
+LANES, LANES_SECONDS = 4, 60.0
+"""On a GPU: runs that a process works on at once, and seconds from checkpoint to checkpoint (captures take some)."""
 
 
 def experiment(
@@ -43,14 +45,19 @@ def experiment(
     full: Annotated[bool, typer.Option("--full", help="the recipe as it is (the default)")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="how many seeds; default: the recipe's")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
-    backend: Annotated[str, typer.Option(help="chunk (PyTorch) or triton (kernels), for every layer")] = "chunk",
+    backend: Annotated[
+        str | None, typer.Option(help="chunk (PyTorch) or triton (kernels), for every layer; default: triton on a GPU")
+    ] = None,
     text: Annotated[
         Path | None, typer.Option(metavar="PATH", help="a file or folder to model; default: Python's standard library")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="another size, e.g. shape.hidden_size=512")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="runs side by side; default: one a core")] = default_workers(),
+    workers: Annotated[int, typer.Option(min=1, help="processes; default: one a core")] = default_workers(),
+    lanes: Annotated[
+        int | None, typer.Option(min=1, help="runs that a process works on at once; default: 4 with kernels on a GPU")
+    ] = None,
     checkpoints: Annotated[Path, typer.Option(metavar="FOLDER", help="where full runs go on from")] = CHECKPOINTS,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="write the result, with curves, as JSON")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON instead of a table")] = False,
@@ -70,6 +77,8 @@ def experiment(
     recipe = _set(_checked(name, quick, full, backend, output), settings or [])
     source = _source(recipe, text)
     check_device(console, device)
+    backend = backend or ("chunk" if devices.kind(device) == "cpu" else "triton")
+    lanes = lanes or (LANES if devices.kind(device) == "cuda" and backend == "triton" else 1)
     count = recipe.seeds if seeds is None else seeds
     begun, runs, series = time.perf_counter(), list[Outcome](), dict[str, list[float]]()
     try:
@@ -77,7 +86,7 @@ def experiment(
             # what a quick form did before is not what is to be checked: it starts from nothing
             with tempfile.TemporaryDirectory() if quick else nullcontext(checkpoints) as folder:
                 todo = runs_of(recipe, count, device=device, backend=backend, text=source)
-                runs = _train(todo, Path(folder), 1 if quick and devices.kind(device) == "cpu" else workers)
+                runs = _train(todo, Path(folder), 1 if quick and devices.kind(device) == "cpu" else workers, lanes)
         else:
             with console.status(recipe.about) if console.is_terminal else nullcontext():
                 series = FUNCTIONS[recipe.function](count, **recipe.arguments)
@@ -110,10 +119,10 @@ def status_of(found: Result) -> int:
     return NOTHING if found.form == "full" and found.verdict == "untested" else OK
 
 
-def _checked(name: str, quick: bool, full: bool, backend: str, output: Path | None) -> Recipe:
+def _checked(name: str, quick: bool, full: bool, backend: str | None, output: Path | None) -> Recipe:
     if quick and full:
         raise typer.BadParameter("contradicts --full", param_hint="--quick")
-    if backend not in ("chunk", "triton"):
+    if backend not in (None, "chunk", "triton"):
         raise typer.BadParameter(f"{backend!r}, expected chunk or triton", param_hint="--backend")
     if output is not None and not output.parent.is_dir():
         raise typer.BadParameter(f"no folder {output.parent}", param_hint="--output")
@@ -158,7 +167,7 @@ def _broken(error: RecipeError) -> typer.Exit:
     return typer.Exit(FAILED)
 
 
-def _train(todo: list[Run], folder: Path, workers: int) -> list[Outcome]:
+def _train(todo: list[Run], folder: Path, workers: int, lanes: int) -> list[Outcome]:
     """All runs, with one bar on a terminal: steps of all runs, the last point of the one that was heard of last."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
@@ -171,7 +180,8 @@ def _train(todo: list[Run], folder: Path, workers: int) -> list[Outcome]:
             last = f"; {run.name}: step {found.step}, accuracy {found.curve[-1].accuracy:.3f}"
             bar.update(task, completed=sum(reached.values()), description=f"{len(ended)} of {len(todo)} runs{last}")
 
-        return train_all(todo, folder, max(1, min(workers, len(todo))), told)
+        used = max(1, min(workers, -(-len(todo) // lanes)))
+        return train_all(todo, folder, used, told, lanes=lanes, seconds=SLICE_SECONDS if lanes == 1 else LANES_SECONDS)
 
 
 def _listed() -> Table:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatch
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,9 +41,8 @@ def build(
         TypeError, ValueError: an option that the layer has not or refuses, a variant of another layer, a pattern of
             ``freeze`` that names no parameter.
     """
-    if backend == "triton" and find_spec(f"linattest.kernels.{model.layer}") is None:
-        backend = "chunk"  # softmax, whose form here is PyTorch's own
-    options = {"backend": backend, **shape.options, **model.options}
+    options = {**shape.options, **model.options}
+    options.setdefault("backend", backend if _has_kernel(model.layer, options) else "chunk")
     for name in ("conv_size", "output_norm"):
         if options.get(name) is False:  # TOML has no null: false takes off what the shape has for all
             del options[name]
@@ -76,6 +76,12 @@ def build(
             _reinitialise(made, model)
     _freeze(made, model)
     return made
+
+
+def _has_kernel(layer: str, options: dict[str, Any]) -> bool:
+    """Not softmax, whose form here is PyTorch's own, nor linear attention's normaliser."""
+    normalised = layer == "linear" and options.get("normalizer", True)
+    return not normalised and find_spec(f"linattest.kernels.{layer}") is not None
 
 
 class ChannelGate(layer_operands.Operands):

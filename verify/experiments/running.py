@@ -1,7 +1,8 @@
 """Many runs side by side, each from slice to slice of time; results of all.
 
-A worker is a process with one thread (on a GPU they share it: a model of this size does not fill one). With one worker
-everything runs in this process. What a slice reached is in its checkpoint, so an interruption loses at most a slice.
+A worker is a process with one thread. On a GPU, which a model of this size does not fill, it has several runs at once.
+With one worker everything runs in this process. What a slice reached is in its checkpoint, so an interruption loses at
+most a slice.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any
 import msgspec
 
 from linattest.verify.executors import InProcess, local_executor
+from linattest.verify.experiments.advancing import advance_all
 from linattest.verify.experiments.recipe import Trained
 from linattest.verify.experiments.tasks import Text
 from linattest.verify.experiments.text import Source
-from linattest.verify.experiments.training import Progress, Run, advance
+from linattest.verify.experiments.training import Progress, Run
 
 SLICE_SECONDS = 20.0
 TRIES = 2
@@ -84,44 +86,53 @@ def runs_of(
 
 def train_all(
     runs: Sequence[Run], folder: Path, workers: int, told: Callable[[Run, Progress], Any] = lambda *_: None,
-    *, seconds: float = SLICE_SECONDS,
+    *, seconds: float = SLICE_SECONDS, lanes: int = 1,
 ) -> list[Outcome]:  # fmt: skip
     """Train all runs to their ends, from their checkpoints in ``folder``; outcomes in the order of the runs.
 
-    A run that raises has its error as outcome, and the others go on. ``told`` hears of every slice.
+    ``lanes``: how many a worker works on at once. A run that raises has its error as outcome, and the others go on.
+    ``told`` hears of every slice.
     """
     outcomes: dict[int, Outcome] = {}
     waiting, died = deque(range(len(runs))), dict.fromkeys(range(len(runs)), 0)
-    under_way: dict[Future[Progress], int] = {}
+    under_way: dict[Future[list[Progress | str]], list[int]] = {}
     with nullcontext(InProcess()) if workers == 1 else local_executor(workers) as pool:
         while waiting or under_way:
             while waiting and len(under_way) < workers:
-                n = waiting.popleft()
-                under_way[pool.submit(advance, runs[n], folder, seconds)] = n
+                group = _next_group(waiting, died, lanes)
+                under_way[pool.submit(advance_all, [runs[n] for n in group], folder, seconds)] = group
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                n = under_way.pop(future)
-                found = _received(future)
-                if isinstance(found, Progress):
-                    told(runs[n], found)
-                    if found.done:
-                        outcomes[n] = outcome(runs[n], found)
-                    else:  # before those that have not begun: what is interrupted has whole runs
-                        waiting.appendleft(n)
-                elif found is None and died[n] + 1 < TRIES:
-                    died[n] += 1
-                    waiting.append(n)
-                else:
-                    outcomes[n] = outcome(
-                        runs[n], None, found or "its process ended (a crash of native code, or killed)"
-                    )
+                group = under_way.pop(future)
+                for n, found in zip(group, _received(future, len(group)), strict=True):
+                    if isinstance(found, Progress):
+                        told(runs[n], found)
+                        if found.done:
+                            outcomes[n] = outcome(runs[n], found)
+                        else:  # before those that have not begun: what is interrupted has whole runs
+                            waiting.appendleft(n)
+                    elif found is None and died[n] + 1 < TRIES:
+                        died[n] += 1
+                        waiting.append(n)
+                    else:
+                        outcomes[n] = outcome(
+                            runs[n], None, found or "its process ended (a crash of native code, or killed)"
+                        )
     return [outcomes[n] for n in range(len(runs))]
 
 
-def _received(future: Future[Progress]) -> Progress | str | None:
-    """What a slice gave; its error in words; ``None`` if its process died."""
+def _next_group(waiting: deque[int], died: dict[int, int], lanes: int) -> list[int]:
+    """Up to ``lanes`` runs, taken off ``waiting``; one whose process died goes alone: it may be the reason."""
+    group = [waiting.popleft()]
+    while not died[group[0]] and waiting and len(group) < lanes and not died[waiting[0]]:
+        group.append(waiting.popleft())
+    return group
+
+
+def _received(future: Future[list[Progress | str]], count: int) -> Sequence[Progress | str | None]:
+    """What a slice gave each run; its error in words; ``None`` if its process died."""
     try:
         return future.result()
     except BrokenProcessPool:
-        return None
+        return [None] * count
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return [f"{type(error).__name__}: {error}"] * count

@@ -12,8 +12,6 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,10 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
-from linattest.impls.lm import CausalLM
+from linattest.verify import devices
 from linattest.verify.environment import source_hash
-from linattest.verify.experiments import models, probes
+from linattest.verify.experiments import models, probes, stepping
 from linattest.verify.experiments.recipe import Model, Shape, Training
 from linattest.verify.experiments.solvers import checked
 from linattest.verify.experiments.tasks import TEST, TRAIN, VALIDATION, Drawn, Task, Text, generator
@@ -111,42 +107,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 # --- one run -----------------------------------------------------------------------------------------------------
 
 
-def advance(run: Run, folder: Path, seconds: float) -> Progress:
-    """Train for so many seconds (at least a step), from the run's checkpoint in ``folder`` if it has one, to a new one.
-
-    A run that is done is not begun again. Raises what the model or the task raises, ``ValueError`` for a task whose
-    targets its tokens do not give.
-    """
-    finished = folder / f"{run.key}.json"
-    if finished.exists():
-        return msgspec.json.decode(finished.read_bytes(), type=Progress)
-    end = time.perf_counter() + seconds
-    with _settled(run.device):
-        trainer = _Trainer(run, folder / f"{run.key}.pt")
-        while not trainer.done and (trainer.fresh or time.perf_counter() < end):
-            trainer.step()
-        progress = trainer.progress()
-        if progress.done:
-            _replace(finished, msgspec.json.encode(progress))
-            trainer.checkpoint.unlink(missing_ok=True)
-        else:
-            trainer.save()
-    return progress
-
-
-@contextmanager
-def _settled(device: str) -> Iterator[None]:
-    """One thread on a CPU: how a sum is shared out would change its last bit."""
-    before = torch.get_num_threads()
-    if device == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class _Trainer:
+class Trainer:
     """Model, optimiser and curve between two checkpoints."""
 
     def __init__(self, run: Run, checkpoint: Path) -> None:
@@ -155,8 +116,9 @@ class _Trainer:
         self.model = models.build(
             run.model, run.shape, self.task.vocab_size, run.longest, seed=run.seed, backend=run.backend
         ).to(run.device)
-        self.optimiser = _optimiser(self.model, self.given, run.learning_rate)
-        self.schedule = LambdaLR(self.optimiser, lambda step: factor(step, self.given))
+        self.optimiser = stepping.optimiser(self.model, self.given, device=run.device)
+        captures = run.backend == "triton" and devices.kind(run.device) == "cuda"
+        self.stepper = stepping.Stepper(self.model, self.optimiser, self.given.clip, captures=captures)
         self.rows = None
         if self.given.sequences is not None:
             self.rows = self.task.draw(generator(run.seed, TRAIN), self.given.sequences)
@@ -177,17 +139,9 @@ class _Trainer:
     def step(self) -> None:
         """One update, and a point of the curve where one is due."""
         self.fresh = False
-        drawn = self._batch()
-        self.model.train()
-        loss = self.model(*_tensors(drawn, self.run.device)).loss
-        assert loss is not None
-        self.optimiser.zero_grad()
-        loss.backward()
-        if self.given.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.given.clip)
-        self.optimiser.step()
-        self.schedule.step()
-        self.at, self.sum, self.count = self.at + 1, self.sum + loss.detach().double(), self.count + 1
+        ids, _, labels = _tensors(self._batch(), self.run.device)
+        loss = self.stepper.step(ids, labels, self.run.learning_rate * factor(self.at, self.given))
+        self.at, self.sum, self.count = self.at + 1, self.sum + loss.double(), self.count + 1
         if self.at % self.given.evaluate_every == 0 or self.at == self.given.steps:
             self._evaluate()
 
@@ -246,39 +200,41 @@ class _Trainer:
 
     # --- checkpoints ---
 
-    def save(self) -> None:
-        """Write the checkpoint: the old one is there until the new one is whole."""
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.checkpoint.with_suffix(".partial")
-        state = {
+    def keep(self, folder: Path) -> Progress:
+        """What there is to tell, written down: as a result if it is done, else as a checkpoint, whole or not at all."""
+        progress, partial = self.progress(), folder / f"{self.run.key}.partial"
+        folder.mkdir(parents=True, exist_ok=True)
+        if progress.done:
+            partial.write_bytes(msgspec.json.encode(progress))
+            os.replace(partial, folder / f"{self.run.key}.json")
+            self.checkpoint.unlink(missing_ok=True)
+        else:
+            torch.save(self._state(), partial)
+            os.replace(partial, self.checkpoint)
+        return progress
+
+    def _state(self) -> dict[str, Any]:
+        return {
             "model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(),
-            "schedule": self.schedule.state_dict(), "at": self.at, "sum": float(self.sum), "count": self.count,
+            "at": self.at, "sum": float(self.sum), "count": self.count,
             "seconds": self.seconds + time.perf_counter() - self.begun,
             "curve": msgspec.json.encode(self.curve).decode(),
         }  # fmt: skip
-        torch.save(state, partial)
-        os.replace(partial, self.checkpoint)
 
     def _load(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.run.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.schedule.load_state_dict(state["schedule"])
         self.at, self.sum, self.count, self.seconds = (state[x] for x in ("at", "sum", "count", "seconds"))
         self.curve = msgspec.json.decode(state["curve"], type=list[Point])
 
 
 def _tensors(drawn: Drawn, device: str) -> tuple[Tensor, None, Tensor]:
-    """input_ids, no attention mask, labels."""
-    tokens, targets = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in drawn[:2])
-    return tokens, None, targets
-
-
-def _optimiser(model: CausalLM, given: Training, rate: float) -> Optimizer:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if given.optimiser == "adam":
-        return Adam(parameters, lr=rate, weight_decay=given.weight_decay)
-    return AdamW(parameters, lr=rate, weight_decay=given.weight_decay)
+    """input_ids, no attention mask, labels; on a GPU without waiting for what it is at."""
+    tokens, targets = (torch.from_numpy(np.ascontiguousarray(x)) for x in drawn[:2])
+    if devices.kind(device) == "cuda":
+        tokens, targets = tokens.pin_memory(), targets.pin_memory()
+    return tokens.to(device, non_blocking=True), None, targets.to(device, non_blocking=True)
 
 
 def factor(step: int, given: Training) -> float:
@@ -288,10 +244,3 @@ def factor(step: int, given: Training) -> float:
     if given.schedule == "constant":
         return 1.0
     return 0.5 * (1 + math.cos(math.pi * (step - given.warmup) / max(1, given.steps - given.warmup)))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
