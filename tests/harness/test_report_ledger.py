@@ -10,10 +10,13 @@ from markupsafe import Markup
 from typer.testing import CliRunner
 
 from linattest.verify import cli
-from linattest.verify.claims import dependence, ledger
+from linattest.verify.claims import dependence, ledger, trained
 from linattest.verify.claims.record import Claims, Figure, Outcome, read
 from linattest.verify.claims.verdicts import Evidence, measured
 from linattest.verify.environment import environment
+from linattest.verify.experiments import recipe as recipes
+from linattest.verify.experiments import results
+from linattest.verify.experiments.judging import judge
 from linattest.verify.inputs import Case, Structure
 from linattest.verify.records import Record
 from linattest.verify.report.ledger_figures import CHARTS, chart
@@ -81,7 +84,8 @@ def test_a_verdict_of_other_sources_is_stale(claims_record: Claims, monkeypatch:
     assert "ccq.identity" in stale and "vla.shrinking" not in stale
     document = ledger_page(claims_record)
     text = text_of(document)
-    assert f"Stale: {len(stale)} verdicts of 55 came of another" in text and f"{len(stale)} stale, to be" in text
+    assert f"Stale: {len(stale)} verdicts of {len(claims_record.claims)} came of another" in text
+    assert f"{len(stale)} stale, to be" in text
     assert all(f'href="#claim-{x}"' in document for x in stale) and '<p class="verdict bad">' in document
     assert document.count('<span class="tag stale">') == len(stale)
 
@@ -199,6 +203,26 @@ def test_no_folder_to_write_to_is_said_before_anything_is_computed(tmp_path: Pat
     monkeypatch.setattr(ledger, "run", lambda *_: pytest.fail("computed"))
     result = run("claims", "vla.speedup", "--output", tmp_path / "none" / "claims.json")
     assert result.exit_code == 2 and "no folder" in result.stderr
+
+
+def test_a_claim_with_a_committed_result_leads_to_its_figures(
+    tmp_path: Path, claims_record: Claims, monkeypatch: pytest.MonkeyPatch
+):
+    given = ("report", "--claims", write(tmp_path, claims_record), "--html", tmp_path / "page.html")
+    monkeypatch.setattr(trained, "FOLDER", tmp_path)
+    run(*given)
+    assert 'id="experiments"' not in (tmp_path / "page.html").read_text()
+    kinds = ("orthogonal keys, u = k", "random keys", "coherent keys")
+    series = {f"{kind}, n {n}": [1.0] * 8 for kind in kinds for n in (8, 16)}
+    recipe = recipes.read("vla.capacity")
+    for quick in (True, False):  # no check takes a quick form
+        found = results.result(
+            recipe, judge(recipe, (), series), quick=quick, seeds=8, device="cpu", seconds=1.0, series=series
+        )
+        (tmp_path / "vla.capacity.json").write_text(results.text_of(found))
+        run(*given)
+        assert ('<a href="#experiment-vla.capacity">' in (tmp_path / "page.html").read_text()) is not quick
+    assert "recall against n" in (tmp_path / "page.html").read_text()
 
 
 def test_a_row_with_a_figure_that_breaks_is_an_error_that_keeps_its_verdict(monkeypatch: pytest.MonkeyPatch):

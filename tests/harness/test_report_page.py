@@ -20,6 +20,9 @@ from linattest.verify import registry
 from linattest.verify.claims.record import Claims
 from linattest.verify.drift import LENGTHS, Row, collect
 from linattest.verify.environment import environment
+from linattest.verify.experiments import recipe as recipes
+from linattest.verify.experiments import results
+from linattest.verify.experiments.judging import judge
 from linattest.verify.inputs import Case, Structure
 from linattest.verify.records import Record, Status
 from linattest.verify.report.ledger_figures import CHARTS
@@ -113,7 +116,7 @@ def record(i: int, operator: str, variant: str, dtype: str, tokens: int) -> Reco
 
 @pytest.fixture(scope="module")
 def document(claims_record: Claims) -> str:
-    """A page of every operator, with every status, stale records, drift, a self-test and the ledger of claims."""
+    """A page of every operator, with every status, stale records, drift, a self-test, claims and an experiment."""
     subjects = [(o.name, v.name) for o in registry.OPERATORS for v in o.variants]
     places = [(*s, d, n) for s in subjects for d in DTYPES for n in (0, 1, 2, 63, 64, 65, 127, 130, 257)]
     records = [record(i, *place) for i, place in enumerate(places) if i % 5]
@@ -124,7 +127,13 @@ def document(claims_record: Claims) -> str:
         for o, v in subjects for d in DTYPES[:3] for n in LENGTHS
     ]  # fmt: skip
     selftest = {"planted": 40, "caught": 39, "missed": ["vla: <one>"], "power": [{"operator": "vla", "smallest": 1e-3}]}
-    return page(Summary(records, 3, environment().source_hash), collect(rows), selftest, {"grown": []}, claims_record)
+    recipe = recipes.read("vla.state-norm-table", quick=True)
+    series = {f"{x}, T {T}": [1.0 * T, 2.0 * T] for x in ("linear", "vla") for T in (4, 250, 1000)}
+    series |= {"linear over vla": [99.0], "delta_net, growth since T 250": [1.0]}
+    verdict = judge(recipe, (), series)
+    found = results.result(recipe, verdict, quick=False, seeds=2, device="cpu", seconds=1.0, series=series)
+    summary = Summary(records, 3, environment().source_hash)
+    return page(summary, collect(rows), selftest, {"grown": []}, claims_record, [found])
 
 
 def look(browser: str, folder: Path, document: str, *flags: str) -> list[str]:
@@ -149,7 +158,7 @@ def look(browser: str, folder: Path, document: str, *flags: str) -> list[str]:
 
 def problems(m: dict[str, Any], dark: bool) -> list[str]:
     """What a measurement says is wrong."""
-    expected = 1 + len(registry.OPERATORS) + len(CHARTS)
+    expected = 1 + len(registry.OPERATORS) + len(CHARTS) + 1
     kept, cases, right = m["filtered"]
     found = {
         f"the page is {m['page']} px wide": m["page"] > m["width"],
@@ -184,7 +193,7 @@ def test_what_makes_a_page_unreadable_is_seen(browser: str, document: str, tmp_p
     expected = ("planted", "missing is not defined", "1280 px: the page is", "400 px: the page is", "outside: ['h2")
     expected += (
         "clipped: ['figcaption",
-        "14 figures, expected 15",
+        "15 figures, expected 16",
         "a figure without size",
         " px: text of ",
         "contrast",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, TypeVar
@@ -16,6 +16,9 @@ from linattest.verify import drift as drifts
 from linattest.verify.claims.record import read as read_claims
 from linattest.verify.commands.claims import say_different, say_stale, status_of
 from linattest.verify.commands.common import FAILED, NOTHING, OK
+from linattest.verify.commands.report_experiments import committed, drawn, ended, worst
+from linattest.verify.experiments.results import Result
+from linattest.verify.experiments.written import read_anew
 from linattest.verify.report.github import errors
 from linattest.verify.report.junit import junit as to_junit
 from linattest.verify.report.markdown import markdown as to_markdown
@@ -23,6 +26,9 @@ from linattest.verify.report.sarif import sarif as to_sarif
 from linattest.verify.report.summary import load
 
 Found = TypeVar("Found")
+
+Files = dict[str, tuple[Path | None, Callable[[], str]]]
+"""By option: where to write, and what makes the text."""
 
 
 def report(
@@ -35,7 +41,13 @@ def report(
     claims: Annotated[
         Path | None, typer.Option(help="what `claims --output` wrote; with --html, records or not")
     ] = None,
+    experiment: Annotated[
+        list[Path] | None,
+        typer.Option(help="what `experiment --output` wrote; may be repeated; with --html or --svg, records or not"),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="write one offline page")] = None,
+    svg: Annotated[Path | None, typer.Option(help="write a figure of the one --experiment")] = None,
+    figure: Annotated[str | None, typer.Option(help="which one --svg is; default: its first")] = None,
     junit: Annotated[Path | None, typer.Option(help="write JUnit XML")] = None,
     sarif: Annotated[Path | None, typer.Option(help="write SARIF 2.1.0")] = None,
     markdown: Annotated[Path | None, typer.Option(help="write a summary for a pull request; - prints it")] = None,
@@ -43,7 +55,8 @@ def report(
 ) -> None:
     """Turn records into reports. The exit code is that of the records: 1 when one failed, or a claim differs.
 
-    3 when verdicts on claims are stale.
+    3 when verdicts on claims are stale. Experiments end as `experiment` did: 1 when a run has no result, 3 without a
+    verdict.
     """
     console = Console(stderr=True, markup=False)
     summary = _given("--records", lambda: load(records or []))
@@ -52,14 +65,23 @@ def report(
     stale = say_stale(console, ledger) if ledger is not None else []
     if ledger is not None:
         say_different(console, ledger)
+    shown = _given("--experiment", lambda: [read_anew(path) for path in experiment or []])
+    _check_drawing(shown, html, svg, figure)
     extras = {name: _object(f"--{name}", path) for name, path in (("selftest", selftest), ("diff", diff)) if path}
-    if ledger is not None and not records:
-        if html is None or drift or extras or junit or sarif or markdown or github:
+    picture = None if svg is None else drawn(console, shown[0], figure)
+    status = worst([ended(shown), status_of(ledger, stale) if ledger is not None else OK])
+    if ledger is not None:
+        shown += _given("--claims", lambda: committed(ledger, shown))
+    draws: Files = {"--svg": (svg, lambda: picture or "")}
+    if (ledger is not None or shown) and not records:
+        if (html is None and (svg is None or ledger)) or drift or extras or junit or sarif or markdown or github:
             raise typer.BadParameter(
-                "without --records it makes a page: --html FILE and nothing else", param_hint="--claims"
+                "without --records it makes a page: --html FILE and nothing else",
+                param_hint="--claims" if ledger is not None else "--experiment",
             )
-        _write("--html", html, _page(console, lambda made: made.ledger_page(ledger)))
-        raise typer.Exit(status_of(ledger, stale))
+        alone = (html, lambda: _page(console, lambda made: made.ledger_page(ledger, shown)))
+        _write_all(console, draws | {"--html": alone})
+        raise typer.Exit(status)
     if not summary.records:
         console.print(
             "nothing to report: no record given; make some with `linattest verify --records FILE`, then "
@@ -79,21 +101,35 @@ def report(
     console.print(summary.verdict, highlight=False)
     _write_all(
         console,
-        {
+        draws
+        | {
             "--junit": (junit, lambda: to_junit(summary)),
             "--sarif": (sarif, lambda: to_sarif(summary)),
             "--markdown": (markdown, lambda: to_markdown(summary)),
             "--html": (
                 html,
-                lambda: _page(console, lambda made: made.page(summary, followed, claims=ledger, **extras)),
+                lambda: _page(
+                    console, lambda made: made.page(summary, followed, claims=ledger, experiments=shown, **extras)
+                ),
             ),
         },
     )
-    status = status_of(ledger, stale) if ledger is not None else OK
     raise typer.Exit(FAILED if summary.failed else status)
 
 
-def _write_all(console: Console, files: dict[str, tuple[Path | None, Callable[[], str]]]) -> None:
+def _check_drawing(shown: Sequence[Result], html: Path | None, svg: Path | None, figure: str | None) -> None:
+    """What says which figure, or which result, and would have no effect or more than one, is wrong usage."""
+    if svg is not None and len(shown) != 1:
+        raise typer.BadParameter(
+            f"{len(shown)} of --experiment, expected one: a file is one figure", param_hint="--svg"
+        )
+    if figure is not None and svg is None:
+        raise typer.BadParameter("without --svg FILE there is none", param_hint="--figure")
+    if shown and html is None and svg is None:
+        raise typer.BadParameter("with --html FILE or --svg FILE: nothing else has them", param_hint="--experiment")
+
+
+def _write_all(console: Console, files: Files) -> None:
     """Every file that can be written; then each that cannot be is named with the reason, as wrong usage."""
     refused: list[Exception] = []
     for option, (path, make) in files.items():

@@ -16,8 +16,10 @@ from markupsafe import Markup
 
 from linattest.verify.claims.record import Claims
 from linattest.verify.drift import Drift
+from linattest.verify.experiments.results import Result
 from linattest.verify.records import Record
 from linattest.verify.report import summary as summaries
+from linattest.verify.report.experiments import sections, verdict
 from linattest.verify.report.figures import COLOURS, describe, drift_figure, top
 from linattest.verify.report.ledger import MEANINGS, ledger
 from linattest.verify.report.locations import location
@@ -55,13 +57,14 @@ class Cell:
 
 def page(
     summary: Summary, drift: Drift | None = None, selftest: Mapping[str, Any] | None = None,
-    diff: Mapping[str, Any] | None = None, claims: Claims | None = None,
+    diff: Mapping[str, Any] | None = None, claims: Claims | None = None, experiments: Sequence[Result] = (),
 ) -> str:  # fmt: skip
     """The whole page.
 
     Args:
         selftest, diff: what ``linattest selftest --json`` and ``diff --json`` print.
         claims: what ``linattest claims --output`` wrote.
+        experiments: what ``linattest experiment --output`` wrote.
     """
     passing = sorted((r for r in summary.records if r.status == "pass"), key=badness, reverse=True)
     content: dict[str, Any] = {
@@ -69,14 +72,22 @@ def page(
         "failures": summary.failed[:FAILURES], "close": passing[:CLOSE],
         "drift": drift, "charts": charts(drift) if drift else [], "colours": COLOURS,
         "selftest": selftest, "diff": diff, "facts": facts(summary), "threshold": THRESHOLD, "margin": ORACLE_MARGIN,
-        "ledger": ledger(claims) if claims else None,
+        "ledger": ledger(claims) if claims else None, "experiments": sections(experiments),
     }  # fmt: skip
     return render("report.html.j2", content)
 
 
-def ledger_page(claims: Claims) -> str:
-    """The page of the claims ledger alone."""
-    return render("ledger.html.j2", {"ledger": ledger(claims)})
+def ledger_page(claims: Claims | None, experiments: Sequence[Result] = ()) -> str:
+    """The page of the claims ledger and of experiments, without records."""
+    made = ledger(claims) if claims else None
+    said = [made.verdict] if made else []
+    bad = made is not None and bool(made.found.failed or made.outdated)
+    content: dict[str, Any] = {
+        "ledger": made, "experiments": sections(experiments),
+        "verdict": ". ".join([*said, *([verdict(experiments)] if experiments else [])]),
+        "bad": bad or any(o.trouble for x in experiments for o in x.runs),
+    }  # fmt: skip
+    return render("ledger.html.j2", content)
 
 
 def render(template: str, content: dict[str, Any]) -> str:
