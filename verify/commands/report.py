@@ -72,23 +72,19 @@ def report(
     status = worst([ended(shown), status_of(ledger, stale) if ledger is not None else OK])
     if ledger is not None:
         shown += _given("--claims", lambda: committed(ledger, shown))
-    draws: Files = {"--svg": (svg, lambda: picture or "")}
+    files: Files = {"--svg": (svg, lambda: picture or "")}
     if (ledger is not None or shown) and not records:
-        if (html is None and (svg is None or ledger)) or drift or extras or junit or sarif or markdown or github:
+        others = bool(drift or extras or junit or sarif or markdown or github)
+        if others or (html is None and (svg is None or ledger)):
             raise typer.BadParameter(
                 "without --records it makes a page: --html FILE and nothing else",
                 param_hint="--claims" if ledger is not None else "--experiment",
             )
-        alone = (html, lambda: _page(console, lambda made: made.ledger_page(ledger, shown)))
-        _write_all(console, draws | {"--html": alone})
+        files["--html"] = html, lambda: _page(console, lambda made: made.ledger_page(ledger, shown))
+        _write_all(console, files)
         raise typer.Exit(status)
     if not summary.records:
-        console.print(
-            "nothing to report: no record given; make some with `linattest verify --records FILE`, then "
-            "`linattest report --records FILE --html report.html`",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
-        raise typer.Exit(NOTHING)
+        raise _nothing(console)
     if not (html or junit or sarif or markdown or github):
         raise typer.BadParameter(
             "name at least one: --html, --junit, --sarif, --markdown, --github", param_hint="report"
@@ -99,22 +95,24 @@ def report(
     for line in errors(summary) if github else ():
         print(line)
     console.print(summary.verdict, highlight=False)
-    _write_all(
-        console,
-        draws
-        | {
-            "--junit": (junit, lambda: to_junit(summary)),
-            "--sarif": (sarif, lambda: to_sarif(summary)),
-            "--markdown": (markdown, lambda: to_markdown(summary)),
-            "--html": (
-                html,
-                lambda: _page(
-                    console, lambda made: made.page(summary, followed, claims=ledger, experiments=shown, **extras)
-                ),
-            ),
-        },
-    )
+    files |= {
+        "--junit": (junit, lambda: to_junit(summary)),
+        "--sarif": (sarif, lambda: to_sarif(summary)),
+        "--markdown": (markdown, lambda: to_markdown(summary)),
+    }
+    given: dict[str, Any] = {"claims": ledger, "experiments": shown, **extras}
+    files["--html"] = html, lambda: _page(console, lambda made: made.page(summary, followed, **given))
+    _write_all(console, files)
     raise typer.Exit(FAILED if summary.failed else status)
+
+
+def _nothing(console: Console) -> typer.Exit:
+    console.print(
+        "nothing to report: no record given; make some with `linattest verify --records FILE`, then "
+        "`linattest report --records FILE --html report.html`",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    return typer.Exit(NOTHING)
 
 
 def _check_drawing(shown: Sequence[Result], html: Path | None, svg: Path | None, figure: str | None) -> None:
