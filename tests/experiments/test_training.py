@@ -117,6 +117,10 @@ def test_recipes_alike_share_their_runs():
     first, second = (recipe.read(name) for name in ("lam.mqar", "lam.heatmap"))
     assert isinstance(first, Trained) and isinstance(second, Trained) and first.rules != second.rules
     assert [run.key for run in runs_of(first, 2)] == [run.key for run in runs_of(second, 2)]
+    fair, capacity = (recipe.read(f"vla.mqar-{name}") for name in ("deltanet-fair", "capacity"))
+    assert isinstance(fair, Trained) and isinstance(capacity, Trained)
+    shared = {run.key for run in runs_of(fair, 1)} & {run.key for run in runs_of(capacity, 1)}
+    assert len(shared) == len({"vla", "delta_net", "channel_gate"})  # whatever is said about them
 
 
 # --- how a run ends ----------------------------------------------------------------------------------------------
