@@ -41,12 +41,11 @@ nightly: .venv/.ready
 	$(BIN)/linattest verify --full $(ARGS)
 	LINATTEST_PROFILE=nightly $(BIN)/python -m pytest -n 2 tests/test_fuzz.py
 
-# Two runs: on two workers, then what must have the machine to itself, where MKL may be as fast as it can be (see
-# tests/conftest.py). pytest's 5 means that ARGS selected nothing.
+# Two runs: on two workers, then what must have the machine to itself. pytest's 5 means that ARGS selected nothing.
 test: .venv/.ready
 	@run() { $(BIN)/python -m pytest "$$@" $(ARGS); status=$$?; [ $$status -eq 5 ] || [ $$status -eq 0 ] || exit $$status; }; \
 	run -n 2 -m 'not serial'; first=$$status; \
-	export MKL_CBWR=AUTO; run -m serial; \
+	run -m serial; \
 	[ $$first -eq 0 ] || [ $$status -eq 0 ] || { echo "no test selected by: $(ARGS)" >&2; exit 5; }
 
 check: lint types

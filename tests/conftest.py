@@ -22,10 +22,6 @@ if devices.missing("cuda"):
     assert devices.interpreting() or "triton" not in sys.modules, "Triton is imported already, not to be interpreted"
     devices.interpret()
 
-# MKL rounds by where an operand lies in memory, on some processors (AMD's: one head's bits then depend on another's),
-# unless it is asked not to before its first product. Its products are 2.5 times slower then: not for speed (Makefile).
-os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
-
 # Workers of xdist share the machine's cores; torch's own threads would only contend with them.
 torch.set_num_threads(1)
 
@@ -39,6 +35,16 @@ settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, d
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=500)
 PROFILE = os.environ.get("LINATTEST_PROFILE", "ci" if os.environ.get("CI") else "dev")
 settings.load_profile(PROFILE)  # `--hypothesis-profile NAME` is read later, and wins
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ask MKL for equal bits, before its first product, unless what is run is timed: `-m serial`, as `make test` does.
+
+    It rounds by where an operand lies in memory, on some processors (AMD's: one head's bits then depend on another's).
+    Asked not to, its products take 2.5 times as long.
+    """
+    if config.option.markexpr != "serial" and not all("test_speed" in path for path in config.args):
+        os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 
 def pytest_report_header() -> list[str]:

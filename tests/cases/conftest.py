@@ -46,12 +46,6 @@ def ours(operator: Operator, variant: Variant) -> bool:
 OURS = [(o, v) for o in registry.OPERATORS for v in o.variants if ours(o, v)]
 
 
-def settings(operator: Operator, variant: Variant) -> list[dict[str, Scalar]]:
-    """The option settings that a case runs under: in CI every other one of many, but for the chunk form."""
-    found = grids.settings(operator)
-    return found if variant.name == "chunk" or len(found) <= 4 or not os.environ.get("CI") else found[::2]
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Name the markers."""
     config.addinivalue_line("markers", "where(keep=predicate): run on the (operator, variant) pairs for which it holds")
@@ -61,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test on all that its markers keep; a test kept from everything is an error.
 
-    A test with ``setting`` runs under the option settings of the grid, otherwise under the defaults; one with ``gate``
+    A test with ``setting`` runs under every option setting of the grid, otherwise under the defaults; one with ``gate``
     takes each log-gate input in turn.
     """
     names = [name for name in ("operator", "variant", "setting", "gate") if name in metafunc.fixturenames]
@@ -70,7 +64,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     where, under = ([m.kwargs["keep"] for m in metafunc.definition.iter_markers(name)] for name in ("where", "under"))
     rows: dict[str, tuple[object, ...]] = {}
     for o, v in (pair for pair in OURS if all(keep(*pair) for keep in where)):
-        for setting in settings(o, v) if "setting" in names else [{}]:
+        for setting in grids.settings(o) if "setting" in names else [{}]:
             options = resolve_options(o, setting)
             if not all(keep(o, options) for keep in under):
                 continue

@@ -17,11 +17,7 @@ def takes_chunk_size(operator: Operator, variant: Variant) -> bool:
     return "chunk_size" in inspect.signature(resolve(variant.function)).parameters
 
 
-CORES = {"softmax", "gla", "delta_scan", "ridge_solve", "covariance_contract", "log_linear"}
-"""Operators of whose chunk forms the others' are made; tracing takes ten seconds each."""
-
-
-@pytest.mark.where(keep=lambda operator, variant: variant.name == "chunk" and operator.name in CORES)
+@pytest.mark.where(keep=lambda operator, variant: variant.name == "chunk")
 def test_a_compiled_call_gives_the_bits_of_the_plain_one(operator, variant, make, same_bits):
     """Traced and differentiated piece by piece (where data decide, the graph breaks), from a cold cache.
 

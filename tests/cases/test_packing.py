@@ -59,9 +59,8 @@ def test_the_gate_gradient_survives_a_chunk_of_one_token(operator, variant, sett
 
 
 @PACKED
-@pytest.mark.parametrize(
-    ("rest", "dtype"), [(0.0, "float32"), (1e30, "float32"), (torch.nan, "float32"), (torch.nan, "bfloat16")], ids=str
-)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rest", [0.0, 1e30, torch.nan], ids=str)
 def test_rows_past_the_last_sequence_are_zero_and_get_zero_gradient(
     operator, variant, setting, make, same_bits, rest, dtype
 ):

@@ -80,14 +80,14 @@ def test_an_interruption_loses_no_more_than_its_slice(
     assert outcome_of(advance(run, tmp_path / "cut", FOREVER)) == outcome_of(whole)
 
 
-FORGOTTEN = ["optimiser", "sum"]
+FORGOTTEN = ["optimiser", "place", "sum"]
 
 
 @pytest.mark.parametrize("part", FORGOTTEN)
 def test_a_part_that_a_checkpoint_forgets_is_seen(
     small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ):
-    """The planted fault: what the optimiser knew, or the losses since the last point."""
+    """The planted fault: what the optimiser knew, the place in the schedule, or the losses since the last point."""
     run, real = small_run(training={"evaluate_every": 3}), torch.load
     whole = advance(run, tmp_path / "whole", FOREVER)
 
@@ -95,6 +95,8 @@ def test_a_part_that_a_checkpoint_forgets_is_seen(
         state = real(*given, **options)
         if part == "optimiser":
             state["optimiser"]["state"] = {}
+        elif part == "place":
+            monkeypatch.setattr(training, "factor", lambda step, given: factor(0, given))
         else:
             state["sum"] = 0.0
         return state

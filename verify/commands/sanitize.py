@@ -13,7 +13,7 @@ from rich.table import Table
 
 from linattest.verify import sanitizer
 from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK, check_device, operators_named
-from linattest.verify.sanitizer import TOOLS, Finding
+from linattest.verify.sanitizer import TOOLS, Finding, Tool
 
 
 def sanitize(
@@ -40,7 +40,7 @@ def sanitize(
         where = "on PATH, in CUDA_HOME, or from the package nvidia-cuda-sanitizer-api"
         console.print(f"no {sanitizer.NAME} {where}: not run", soft_wrap=True)
         raise typer.Exit(NOTHING)
-    kinds = [x for x in TOOLS if not tool or x in tool]
+    kinds: list[Tool] = [x for x in TOOLS if not tool or x in tool]
     found, interrupted, planted = list[Finding](), False, None
     try:
         planted = sanitizer.sees_planted(there, device) if "memcheck" in kinds else None

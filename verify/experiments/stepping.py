@@ -2,8 +2,9 @@
 
 A small model's step is hundreds of launches that take the host longer than the device. So after a few steps as they
 are (kernels are compiled, the optimiser makes its moments), the step is captured, and from then on replayed on what
-is copied into its inputs. Only kernels can be captured (backend "triton"): PyTorch forms look at values on the way.
-The learning rate is a tensor there, set before every step.
+is copied into its inputs. That needs a step that looks at no value on the way, which most PyTorch forms do: with
+backend "triton" a model is made of kernels, and of PyTorch forms only where they look at none (`models`). The learning
+rate is a tensor there, set before every step.
 """
 
 from __future__ import annotations
