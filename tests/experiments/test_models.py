@@ -14,6 +14,7 @@ from linattest.impls.lm import CausalLM
 from linattest.verify.experiments.models import ChannelGate, build
 from linattest.verify.experiments.recipe import Model, Shape
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = Shape(hidden_size=8, num_heads=2, num_layers=1, options={"output_norm": "layer"})
 
 
@@ -67,6 +68,25 @@ def test_the_papers_deltanet_decays_channels_and_has_no_beta(conv: int | bool):
         rows.append((S @ q[t, :, :, None])[..., 0] * 4**-0.5)
     norm = torch.nn.functional.layer_norm(torch.stack(rows), (4,))
     torch.testing.assert_close(seen["before"][0], norm.flatten(1))
+
+
+def test_its_kernel_is_the_same_model():
+    options = {"conv_size": 3}
+    chunk, kernel = (
+        build(Model(name="x", layer="gated_delta_net", variant="channel_gate", options=options), SHAPE, 16, 12, seed=0,
+              backend=backend)
+        for backend in ("chunk", "triton")
+    )  # fmt: skip
+    kernel.to(DEVICE)
+    ids = torch.randint(16, (2, 9), generator=torch.Generator().manual_seed(0))
+    found = kernel(ids.to(DEVICE), None, ids.to(DEVICE))
+    wanted = chunk(ids, None, ids)
+    torch.testing.assert_close(found.logits.cpu(), wanted.logits)
+    for loss in (found.loss, wanted.loss):
+        loss.backward()
+    for a, b in zip(kernel.parameters(), chunk.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-4, atol=1e-6)
 
 
 def weights_of(model: CausalLM, ids: torch.Tensor) -> torch.Tensor:

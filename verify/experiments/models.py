@@ -6,7 +6,8 @@ Variants (everything else is an option of a layer):
                            beta, whose memory a gate sigmoid(W x) decays, one a value channel. It is `gated_delta_net`
                            with a value head for each channel, beta = 1 and that gate. At initialisation |S_1000| is
                            1.4 to 1.7 (`linattest experiment vla.state-norm-table`); the public log has 1.2 for what it
-                           calls DeltaNet, and DeltaNet as published has 6.5.
+                           calls DeltaNet, and DeltaNet as published has 6.5. In training, backend "triton" has a kernel
+                           for such heads (`linattest.kernels.delta_channels`), which neither decodes nor takes states.
     reinitialised_levels   level weights as the public training script of [AdaptiveDecay] leaves them: it starts every
                            linear map anew from N(0, 0.02) and every bias from 0, those of the level weights too.
 
@@ -69,6 +70,8 @@ def build(
         )  # fmt: skip
         if channel_gate:
             for layer in (m for m in made.modules() if isinstance(m, GatedDeltaNet)):
+                if layer.backend == "triton":
+                    layer.operator = "delta_channels"
                 layer.operands = ChannelGate(layer.widths)
                 layer.operands.apply(lm.initialise)
                 setattr(layer, "norm", None if kind is None else ByHead(K, kind))  # noqa: B010  typed narrower there
