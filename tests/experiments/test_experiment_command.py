@@ -173,3 +173,13 @@ def test_what_is_no_result_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="x.json is no result of an experiment"):
         results.read(tmp_path / "x.json")
     assert Result.__struct_config__.frozen
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(0.0, 5), (60.0, 0)])
+def test_a_log_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, seconds: float, lines: int):
+    monkeypatch.setattr(command, "LOG_SECONDS", seconds)
+    done = run(NAME, "--quick")
+    assert done.exit_code == 0, done.output
+    said = [line for line in done.stderr.splitlines() if " runs; " in line]
+    assert len(said) == lines
+    assert not lines or said[-1].startswith("100%, 5 of 5 runs; delta_net on n24, lr 0.0003, seed 0: step 2, accuracy 0.")

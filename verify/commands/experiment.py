@@ -33,6 +33,9 @@ from linattest.verify.experiments.training import Progress as Reached
 from linattest.verify.experiments.training import Run
 
 CHECKPOINTS = Path(".cache/experiments")
+LOG_SECONDS = 30.0
+"""From line to line where there is no terminal."""
+
 LANES, LANES_SECONDS = 4, 60.0
 """On a GPU: runs that a process works on at once, and seconds from checkpoint to checkpoint (captures take some)."""
 
@@ -168,17 +171,27 @@ def _broken(error: RecipeError) -> typer.Exit:
 
 
 def _train(todo: list[Run], folder: Path, workers: int, lanes: int) -> list[Outcome]:
-    """All runs, with one bar on a terminal: steps of all runs, the last point of the one that was heard of last."""
+    """All runs, with one bar on a terminal: steps of all runs, the last point of the one that was heard of last. A log
+    has a line of that now and then."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task: TaskID = bar.add_task("runs", total=sum(max(1, run.training.steps) for run in todo))
-        reached, ended = dict[str, int](), set[str]()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        total = sum(max(1, run.training.steps) for run in todo)
+        task: TaskID = bar.add_task("runs", total=total)
+        reached, ended, said = dict[str, int](), set[str](), time.monotonic()
 
         def told(run: Run, found: Reached) -> None:
+            nonlocal said
             reached[run.key] = max(1, run.training.steps) if found.done else found.step
             ended.update([run.key] if found.done else [])
-            last = f"; {run.name}: step {found.step}, accuracy {found.curve[-1].accuracy:.3f}"
-            bar.update(task, completed=sum(reached.values()), description=f"{len(ended)} of {len(todo)} runs{last}")
+            last = f"{len(ended)} of {len(todo)} runs; {run.name}: step {found.step}, "
+            last += f"accuracy {found.curve[-1].accuracy:.3f}"
+            bar.update(task, completed=sum(reached.values()), description=last)
+            if bar.disable and time.monotonic() - said >= LOG_SECONDS:
+                said = time.monotonic()
+                console.print(
+                    f"{sum(reached.values()) / total:.0%}, {last}", markup=False, highlight=False, soft_wrap=True
+                )
 
         used = max(1, min(workers, -(-len(todo) // lanes)))
         return train_all(todo, folder, used, told, lanes=lanes, seconds=SLICE_SECONDS if lanes == 1 else LANES_SECONDS)
