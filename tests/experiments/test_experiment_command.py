@@ -182,4 +182,6 @@ def test_a_log_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, seconds:
     assert done.exit_code == 0, done.output
     said = [line for line in done.stderr.splitlines() if " runs; " in line]
     assert len(said) == lines
-    assert not lines or said[-1].startswith("100%, 5 of 5 runs; delta_net on n24, lr 0.0003, seed 0: step 2, accuracy 0.")
+    assert not lines or said[-1].startswith(
+        "100%, 5 of 5 runs; delta_net on n24, lr 0.0003, seed 0: step 2, accuracy 0."
+    )

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from linattest.verify import sources
 from linattest.verify.executors import InProcess
 from linattest.verify.experiments import recipe, running, tasks, training
 from linattest.verify.experiments.advancing import advance, advance_all
@@ -108,11 +109,29 @@ def test_a_part_that_a_checkpoint_forgets_is_seen(
 def test_other_settings_and_other_sources_begin_anew(small_run: SmallRun, monkeypatch: pytest.MonkeyPatch):
     run = small_run()
     others = [small_run(steps=7), small_run("linear"), msgspec.structs.replace(run, seed=1, learning_rate=0.1)]
-    monkeypatch.setattr(training, "source_hash", lambda: "others")
+    monkeypatch.setattr(training, "hash_of", lambda *modules: "others")
     assert len({run.key, *(x.key for x in others)}) == 4
     there = run.key
     monkeypatch.undo()
     assert run.key != there
+
+
+@pytest.mark.parametrize(("changed", "anew"), [("vla_rule", {"vla"}), ("delta_rule", {"vla", "delta_net"})])
+def test_another_operators_sources_do_not(monkeypatch: pytest.MonkeyPatch, changed: str, anew: set[str]):
+    capacity = recipe.read("vla.mqar-capacity")
+    assert isinstance(capacity, Trained)
+    runs = runs_of(capacity, 1, device="cuda", backend="triton")
+
+    def keys() -> dict[str, str]:
+        sources.hash_of.cache_clear()
+        return {run.model.name: run.key for run in runs}
+
+    before, read = keys(), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + (b"#" if self.stem == changed else b""))
+    after = keys()
+    monkeypatch.undo()
+    sources.hash_of.cache_clear()
+    assert {name for name in before if before[name] != after[name]} == anew
 
 
 def test_recipes_alike_share_their_runs():

@@ -32,6 +32,9 @@ from linattest.impls.layers import GatedDeltaNet
 from linattest.impls.level_weights import LambdaMLPSoftmax, LambdaMLPSoftplus
 from linattest.verify.experiments.recipe import Model, Shape
 
+SEQUENTIAL = "delta_channels"
+"""The kernel of channel_gate."""
+
 
 def build(
     model: Model, shape: Shape, vocab_size: int, longest: int, *, seed: int, backend: str = "chunk"
@@ -71,7 +74,7 @@ def build(
         if channel_gate:
             for layer in (m for m in made.modules() if isinstance(m, GatedDeltaNet)):
                 if layer.backend == "triton":
-                    layer.operator = "delta_channels"
+                    layer.operator = SEQUENTIAL
                 layer.operands = ChannelGate(layer.widths)
                 layer.operands.apply(lm.initialise)
                 setattr(layer, "norm", None if kind is None else ByHead(K, kind))  # noqa: B010  typed narrower there
@@ -79,6 +82,15 @@ def build(
             _reinitialise(made, model)
     _freeze(made, model)
     return made
+
+
+def modules(model: Model, shape: Shape, backend: str) -> list[str]:
+    """What `build` loads by a name that it makes: the model's operator in `impls`, and its kernel if it has one."""
+    found = [f"linattest.impls.{model.layer}"]
+    backend = {**shape.options, **model.options}.get("backend", backend)
+    if backend == "triton" and _has_kernel(model.layer, {**shape.options, **model.options}):
+        found.append(f"linattest.kernels.{SEQUENTIAL if model.variant == 'channel_gate' else model.layer}")
+    return found
 
 
 def _has_kernel(layer: str, options: dict[str, Any]) -> bool:

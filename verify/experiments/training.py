@@ -3,7 +3,7 @@
 Everything that a step reads is a function of the run's settings and the step's number (rows, learning rate), or in the
 checkpoint (parameters, the optimiser's moments), so that on a CPU the curve has the same bits whenever it is
 interrupted, and however often. Checkpoints are written between steps, under another name first. Their name has a hash
-of the settings and of the sources: what other sources began is begun anew.
+of the settings and of the sources that train this model: what other sources began is begun anew.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from linattest.verify import devices
-from linattest.verify.environment import source_hash
 from linattest.verify.experiments import models, probes, stepping
 from linattest.verify.experiments.recipe import Model, Shape, Training
 from linattest.verify.experiments.solvers import checked
 from linattest.verify.experiments.tasks import TEST, TRAIN, VALIDATION, Drawn, Task, Text, generator
+from linattest.verify.sources import hash_of
 
 CHECKED_ROWS = 8
 """So many rows of every task are answered by a lookup table before a run begins."""
@@ -54,7 +54,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """A hash of all that the result depends on, but the machine."""
-        made_by = f"{source_hash()} {torch.__version__}".encode()
+        sources = hash_of(__name__, *models.modules(self.model, self.shape, self.backend))
+        made_by = f"{sources} {torch.__version__}".encode()
         tests: dict[str, Any] = {name: task.anywhere for name, task in self.tests.items()}
         model = msgspec.structs.replace(self.model, about="")  # words
         told = msgspec.structs.replace(self, tests=tests, model=model)
