@@ -14,7 +14,6 @@ Source: [CCQ], section 2.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from linattest.impls import arguments
-from linattest.kernels import covariance_contract
+from linattest.kernels import covariance_contract, delta_net, gated_delta_net, gla, linear, vla
 from linattest.kernels.covariance_contract import CovState
 
 BACKBONES = ("linear", "gla", "delta_net", "gated_delta_net", "vla")
@@ -134,10 +133,13 @@ def _module(backbone: str, given: dict[str, Any]) -> Any:
     return module
 
 
+MODULES = {"linear": linear, "gla": gla, "delta_net": delta_net, "gated_delta_net": gated_delta_net, "vla": vla}
+
+
 @functools.cache
 def _backbone(name: str) -> tuple[Any, dict[str, Any]]:
     """A backbone's module, and what it takes beyond NOT_GIVEN and the scale: name -> default."""
-    module = importlib.import_module(f"linattest.kernels.{name}")
+    module = MODULES[name]
     given = {*NOT_GIVEN, "scale"}
     return module, {n: p.default for n, p in inspect.signature(module.chunk).parameters.items() if n not in given}
 

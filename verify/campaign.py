@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from linattest.verify import registry
+from linattest.verify.current import current
 from linattest.verify.devices import surroundings
-from linattest.verify.environment import Environment, environment, source_hash
+from linattest.verify.environment import environment, source_hash
 from linattest.verify.examine import examine, planned
 from linattest.verify.executors import Cluster, abandon, local_executor
 from linattest.verify.given import operator_of
@@ -154,20 +155,16 @@ class Earlier:
             self.records.get((job.case.key, variant.name, direction, tried.name if tried else ""))
             for variant, direction, tried in planned(operator, job.case, self.variants, job.properties, job.device)
         ]
-        good = [
-            r for r in found if r is not None and r.status != "error" and same_environment(r.environment, job.device)
-        ]
+        good = [r for r in found if r is not None and r.status != "error" and fresh(r, job.device)]
         return good if len(good) == len(found) else None
 
 
-def same_environment(made_in: Environment | None, device: str = "cpu") -> bool:
-    """Whether a record of that environment would be the same if it were made now on a device."""
-    now = surroundings(device, False)
+def fresh(record: Record, device: str = "cpu") -> bool:
+    """Whether a record would be the same if it were made now on a device: sources and versions are those."""
+    now, made_in = surroundings(device, False), record.environment
     names = ("torch", "triton", "numpy", "mpmath", "flint", "device")
     return (
-        made_in is not None
-        and made_in.source_hash == source_hash()
-        and all(getattr(made_in, name) == getattr(now, name) for name in names)
+        made_in is not None and current(record) and all(getattr(made_in, name) == getattr(now, name) for name in names)
     )
 
 

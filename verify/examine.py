@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from linattest.verify import devices, gpu_share, gradients, registry
+from linattest.verify.current import sources
 from linattest.verify.devices import home, place, surroundings
 from linattest.verify.examination import Examination, out_of_reach
 from linattest.verify.given import batch_of, operator_of
@@ -238,6 +239,7 @@ def _record(
         oracle_radius=None if examination.radius is None else finite(examination.radius),
         oracle_bits=examination.truth.prec, crosschecked=examination.truth.crosschecked,
         seconds=round(time.perf_counter() - start, 4), environment=surroundings(examination.device, variant.kernel),
+        sources="" if examination.subject else sources(variant),
     )  # fmt: skip
 
 
@@ -246,4 +248,5 @@ def _error(examination: Examination, variant: Variant, direction: Direction, wha
         case=examination.batch.case, variant=variant.name, direction=direction, what=what, status="error",
         ratio=None, message=f"{type(error).__name__}: {error}",
         environment=surroundings(examination.device, variant.kernel),
+        sources="" if examination.subject else sources(variant),
     )  # fmt: skip

@@ -41,7 +41,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ``ratio`` is the worst error ratio over ``ratios`` (by output, gradient or finding), ``None`` when it
     is infinite or the run raised. ``oracle_radius`` is the oracle's proved radius as a fraction of the
     budget, at most 2**-20. ``truth``: the oracle, or certified float64 forms in its place (examination.py).
-    ``source`` is "path:line" of a user's function, from the folder where it was judged; empty for linattest's own.
+    ``source`` is "path:line" of a user's function, from the folder where it was judged; empty for linattest's own,
+    which has ``sources``: a hash of its module, of the float64 forms and of the judge, with all that these import.
     """
 
     schema: int = SCHEMA
@@ -61,6 +62,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     environment: Environment | None = None
     source: str = ""
+    sources: str = ""
 
     @property
     def certified(self) -> bool:
@@ -81,7 +83,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 def canonical(records: Iterable[Record]) -> list[dict[str, Any]]:
     """What was found, in a fixed order and without what differs from run to run: times, environments, places."""
     found = sorted(records, key=lambda record: record.key)
-    passing = ("seconds", "environment", "replay", "source")
+    passing = ("seconds", "environment", "replay", "source", "sources")
     return [{k: v for k, v in msgspec.to_builtins(record).items() if k not in passing} for record in found]
 
 

@@ -118,14 +118,18 @@ def test_resumption_with_other_options_runs_what_is_absent(tmp_path: Path):
     assert len(kept) == len(set(keys_of(kept))) == 4
 
 
-@pytest.mark.parametrize("change", [{"source_hash": "another"}, {"torch": "1.0"}, {"device": "cuda"}])
-def test_records_of_another_environment_are_made_anew(tmp_path: Path, change: dict[str, str]):
+@pytest.mark.parametrize(
+    ("change", "made_of"),
+    [
+        ({"torch": "1.0"}, {}), ({"device": "cuda"}, {}), ({}, {"sources": "another"}),
+        ({"source_hash": "another"}, {"sources": ""}),
+    ],
+)  # fmt: skip
+def test_records_of_another_environment_are_made_anew(tmp_path: Path, change: dict[str, str], made_of: dict[str, str]):
     path, counting = tmp_path / "records.jsonl", Counting()
     made = run_campaign([job()], InProcess()).records
-    before = [
-        msgspec.structs.replace(r, environment=msgspec.structs.replace(environment(), **change), message="stale")
-        for r in made
-    ]
+    there = msgspec.structs.replace(environment(), **change)
+    before = [msgspec.structs.replace(r, environment=there, message="stale", **made_of) for r in made]
     append(path, before)
     campaign = run_campaign([job()], counting, output=path, resume=True)
     assert counting.submitted == 1 and len(campaign.records) == len(made)

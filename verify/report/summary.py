@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from linattest.verify import registry
+from linattest.verify.current import current
 from linattest.verify.environment import Environment, source_hash
 from linattest.verify.grids import grid
 from linattest.verify.inputs import Case
@@ -27,7 +28,8 @@ MOST_TURNS = 64
 
 @dataclass(frozen=True)
 class Summary:
-    """The records of a report, one a case, and the hash of the sources they should be of."""
+    """The records of a report, one a case, and the hash of the sources they should be of, where they do not say which
+    made them."""
 
     records: list[Record]
     replaced: int = 0
@@ -59,6 +61,8 @@ class Summary:
 
     def is_stale(self, record: Record) -> bool:
         """Whether a record was made from other sources than the present ones."""
+        if record.sources:
+            return not current(record)
         return record.environment is None or record.environment.source_hash != self.source_hash
 
     @property
