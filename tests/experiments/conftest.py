@@ -1,12 +1,17 @@
-"""A run of a few steps, and a recipe that a right model learns in seconds."""
+"""A run of a few steps, a recipe that a right model learns in seconds, and the command on it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from linattest.verify import cli
+from linattest.verify.experiments import recipe
 from linattest.verify.experiments.recipe import Model, Rule, Shape, Trained, Training
 from linattest.verify.experiments.tasks import Copy, Mqar
 from linattest.verify.experiments.training import Run
@@ -53,3 +58,33 @@ def learnable() -> Trained:
         ),
         rules=(Rule(model="softmax", at_least=0.9),),
     )  # fmt: skip
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Checkpoints of full forms go into the test's own folder; lines are not broken."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("TERMINAL_WIDTH", "400")
+
+
+@pytest.fixture
+def experiment(elsewhere: None) -> Callable[..., Any]:
+    """``experiment(*arguments)``: the command, as it ended."""
+    return lambda *arguments: CliRunner().invoke(cli.app, ["experiment", *map(str, arguments)])
+
+
+PLANTED = "vla.mqar-capacity"
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch, learnable: Trained) -> Callable[..., str]:
+    """``planted(**training)``: the small recipe with another budget, under a claim's name, which it returns."""
+
+    def plant(**training: Any) -> str:
+        budget = msgspec.structs.replace(learnable.training, **training)
+        made = msgspec.structs.replace(learnable, claim=PLANTED, training=budget)
+        monkeypatch.setattr(recipe, "read", lambda name, quick=False: made)
+        return PLANTED
+
+    return plant

@@ -17,33 +17,15 @@ from linattest.verify.commands import experiment as command
 from linattest.verify.experiments import recipe, results, tasks
 from linattest.verify.experiments.recipe import Simulated, Trained
 from linattest.verify.experiments.results import Result
-from linattest.verify.experiments.running import Outcome
 
 NAME = "vla.mqar-capacity"
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Checkpoints of full forms go into the test's own folder; lines are not broken."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setenv("TERMINAL_WIDTH", "400")
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, ["experiment", *arguments])
-
-
-@pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch, learnable: Trained) -> Callable[..., None]:
-    """``planted(**training)``: the small recipe, under a name of ours, with another budget."""
-
-    def plant(**training: Any) -> None:
-        budget = msgspec.structs.replace(learnable.training, **training)
-        made = msgspec.structs.replace(learnable, claim=NAME, training=budget)
-        monkeypatch.setattr(recipe, "read", lambda name, quick=False: made)
-
-    return plant
 
 
 def unlike() -> list[str]:
@@ -112,7 +94,7 @@ def test_a_device_that_is_not_there_exits_3():
     assert run(NAME, "--quick", "--device", "cuda").exit_code == 3
 
 
-def test_a_full_form_is_judged_and_a_second_goes_on_from_the_first(planted: Callable[..., None], tmp_path: Path):
+def test_a_full_form_is_judged_and_a_second_goes_on_from_the_first(planted: Callable[..., str], tmp_path: Path):
     planted()
     first, second = (run(NAME, "--workers", "1", "--output", str(tmp_path / f"{n}.json")) for n in range(2))
     found, again = (results.read(tmp_path / f"{n}.json") for n in range(2))
@@ -121,19 +103,19 @@ def test_a_full_form_is_judged_and_a_second_goes_on_from_the_first(planted: Call
     assert again.runs == found.runs and again.seconds < found.seconds  # nothing was trained again
 
 
-def test_an_untrained_model_is_not_supported(planted: Callable[..., None]):
+def test_an_untrained_model_is_not_supported(planted: Callable[..., str]):
     planted(steps=0)
     done = run(NAME, "--workers", "1")
     assert done.exit_code == 0 and "not reproduced (full form" in done.stdout and "does not hold" in done.stdout
 
 
-def test_too_few_seeds_are_no_verdict(planted: Callable[..., None]):
+def test_too_few_seeds_are_no_verdict(planted: Callable[..., str]):
     planted(steps=1)
     done = run(NAME, "--seeds", "1", "--workers", "1")
     assert done.exit_code == 3 and "1 seed, expected at least 3" in done.stdout
 
 
-def test_a_run_without_a_result_exits_1_in_either_form(planted: Callable[..., None]):
+def test_a_run_without_a_result_exits_1_in_either_form(planted: Callable[..., str]):
     planted(learning_rates=(1e30,), evaluate_every=2)
     for form in ("--quick", "--full"):
         done = run(NAME, form, "--workers", "1")
@@ -155,17 +137,6 @@ def test_a_broken_recipe_is_no_mistake_of_who_asks(monkeypatch: pytest.MonkeyPat
     done = run(NAME, "--quick")
     assert done.exit_code == 1 and f"the recipe is broken: {NAME}.toml: planted" in done.stderr
     assert run().exit_code == 1
-
-
-def test_an_interruption_says_what_is_kept(planted: Callable[..., None], monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*_: Any, **__: Any) -> list[Outcome]:
-        raise KeyboardInterrupt
-
-    planted()
-    monkeypatch.setattr(command, "train_all", interrupted)
-    done = run(NAME)
-    assert done.exit_code == 130 and f"`linattest experiment {NAME}` with the same options goes on" in done.stdout
-    assert "nothing is kept" in run(NAME, "--quick").stdout
 
 
 def test_what_is_no_result_is_refused(tmp_path: Path):

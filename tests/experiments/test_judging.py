@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from rich.console import Console
 from scipy.stats import binomtest
 
 from linattest.impls.layers import Softmax
-from linattest.verify.experiments import recipe
-from linattest.verify.experiments.judging import best, judge, spread, wilson
+from linattest.verify.experiments import recipe, results
+from linattest.verify.experiments.judging import best, judge, spread, states, wilson
 from linattest.verify.experiments.recipe import Model, Rule, Simulated, Trained
 from linattest.verify.experiments.running import Outcome, runs_of, train_all
 from linattest.verify.experiments.training import Point, Progress, Score
@@ -99,6 +101,24 @@ def test_evidence_has_every_seed_the_limits_and_the_papers_figure(learnable: Tra
     assert (found.values["low"], found.values["high"]) == (wilson(960, ASKED)[1], wilson(990, ASKED)[2])
     rows = judge(with_rules(learnable, Rule(model="softmax", measure="exact", at_least=0.9)), [ran("softmax", 950, 0)])
     assert rows.evidence[1].values["low"] == wilson(95, 100)[1]  # of rows there are fewer
+
+
+def test_a_condition_is_open_where_its_interval_reaches_over_the_limit(learnable: Trained):
+    for first, state in (([990, 1000, 950], "holds"), ([990, 905, 950], "open"), ([1000, 800, 905], "fails")):
+        runs = [ran("softmax", n, seed) for seed, n in enumerate(first)]
+        assert states(with_rules(learnable, *BOTH), runs) == [state, "open"]  # of the second there is no run
+
+
+def test_what_is_open_is_called_undecided_and_not_that_it_does_not_hold(learnable: Trained):
+    runs = [ran("softmax", n, seed) for seed, n in enumerate((990, 905, 950))]
+    runs += [ran("linear", 400, seed) for seed in range(3)]
+    rules = (*BOTH, Rule(model="softmax", over="mean", at_least=0.5))
+    made = with_rules(learnable, *rules)
+    found = results.result(made, judge(made, runs), quick=False, seeds=3, device="cpu", seconds=1.0, runs=runs)
+    results.show(Console(file=(said := io.StringIO()), width=400), found)
+    first, second, third = [line for line in said.getvalue().splitlines() if ", expected " in line]
+    assert first.startswith("undecided: softmax, accuracy on one, every seed, lr 0.02: 0.9483 (0.8852 to 0.9946)")
+    assert second.startswith("does not hold: linear") and third.startswith("holds: softmax")
 
 
 def test_an_interval_is_wilsons():

@@ -21,6 +21,7 @@ from linattest.verify.experiments.judging import judge
 from linattest.verify.experiments.recipe import Trained
 from linattest.verify.experiments.results import Result
 from linattest.verify.experiments.running import Outcome
+from linattest.verify.experiments.settings import changed
 from linattest.verify.inputs import Case, Structure
 from linattest.verify.records import Record
 from linattest.verify.report.experiments import sections
@@ -70,7 +71,7 @@ def text_of(document: str) -> str:
 def test_a_file_becomes_one_figure_the_same_each_time(quick: Path, tmp_path: Path):
     first, second, other = (tmp_path / f"{n}.svg" for n in "abc")
     done = report("--experiment", quick, "--svg", first)
-    assert done.exit_code == 0 and "vla.mqar-overload: drawn: pairs; --figure has others: learning" in done.stderr
+    assert done.exit_code == 0 and "vla.mqar-overload: figure pairs; --figure has others: learning" in done.stderr
     assert report("--experiment", quick, "--svg", second, "--figure", "pairs").exit_code == 0
     assert report("--experiment", quick, "--svg", other, "--figure", "learning").exit_code == 0
     assert first.read_bytes() == second.read_bytes() != other.read_bytes()
@@ -98,6 +99,39 @@ def test_the_word_of_a_file_is_not_taken(written: Callable[[Result], Path], tmp_
     assert results.read(path).verdict == "supported"
     report("--experiment", path, "--html", tmp_path / "page.html")
     assert '<span class="tag not-reproduced">' in (tmp_path / "page.html").read_text()
+
+
+def test_every_result_has_a_line_with_the_verdict_of_now(
+    written: Callable[[Result], Path], quick: Path, tmp_path: Path
+):
+    right, page = written(simulated(GOOD)), ("--html", tmp_path / "page.html")
+    assert report("--experiment", right, *page).stderr == "vla.capacity: supported (full form, 8 seeds)\n"
+    bad = written(simulated(GOOD | {"random keys, n 16": [0.5] * 8}))
+    said = report("--experiment", bad, "--experiment", quick, *page).stderr.splitlines()
+    assert said == [
+        "vla.capacity: not reproduced (full form, 8 seeds); the file says supported, its rules judge its runs anew",
+        "vla.mqar-overload: untested (quick form, 2 seeds): quick form: it checks the machinery, not the claim",
+    ]
+
+
+def test_a_figure_that_cannot_be_written_is_not_said_to_be(written: Callable[[Result], Path], tmp_path: Path):
+    done = report("--experiment", written(simulated(GOOD)), "--svg", tmp_path / "none" / "x.svg")
+    assert done.exit_code == 2 and "cannot write" in done.stderr and "drawn" not in done.stderr
+
+
+def test_a_result_in_another_size_is_on_the_page_with_what_was_set_and_not_the_recipes_scope(
+    written: Callable[[Result], Path], learnable: Trained, tmp_path: Path
+):
+    line = "training.steps=7"
+    made = changed(msgspec.structs.replace(learnable, scope="width 16, a hundred steps"), [line])
+    runs = [Outcome(model="softmax", task="one", learning_rate=0.02, seed=n, error="planted") for n in range(3)]
+    found = results.result(
+        made, judge(made, runs), quick=False, seeds=3, device="cpu", seconds=1.0, runs=runs, settings=[line]
+    )
+    done = report("--experiment", written(found), "--html", tmp_path / "page.html")
+    text = text_of((tmp_path / "page.html").read_text())
+    assert "In another size: training.steps=7." in text and "a hundred steps" not in text
+    assert "planted in another size: untested (full form, 3 seeds); set: training.steps=7" in done.stderr
 
 
 def test_a_model_without_a_run_has_a_row_that_says_so_and_the_exit_code(
@@ -141,6 +175,7 @@ REFUSED = [
     ("99", ("--svg", "x.svg"), ["vla.capacity.json: schema=99, expected 1"]),
     ("no series", ("--svg", "x.svg"), ["vla.capacity.json: its runs lack what a rule asks for"]),
     ("gone", ("--svg", "x.svg"), ["--experiment", "cannot read", "vla.capacity.json"]),
+    ("other", ("--svg", "x.svg"), ["--experiment", "experiment is 'vla.copy', expected 'vla.capacity'"]),
     ("", ("--svg", "x.svg", "--figure", "pairs"), ["--figure", "'pairs', expected one of n"]),
     ("", ("--html", "x.html", "--figure", "n"), ["--figure", "without --svg FILE"]),
     ("", ("--html", "x.html", "--junit", "x.xml"), ["--experiment", "--html FILE and nothing else"]),
@@ -162,7 +197,8 @@ def test_a_wrong_use_is_named(
     elif fault == "gone":
         path.unlink()
     elif fault:
-        changes: dict[str, Any] = {"series": {}} if fault == "no series" else {"schema": 99}
+        faults: dict[str, dict[str, Any]] = {"no series": {"series": {}}, "other": {"experiment": "vla.copy"}}
+        changes = faults.get(fault, {"schema": 99})
         path.write_text(results.text_of(msgspec.structs.replace(good, **changes)))
     done = report("--experiment", path, *extra)
     assert done.exit_code == 2 and [word for word in named if word not in done.stderr] == [], done.stderr

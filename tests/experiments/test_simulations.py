@@ -76,6 +76,18 @@ def test_recall_is_whole_for_orthogonal_keys_alone():
     assert max(found["random keys, n 8"]) < 0.9
 
 
+def test_a_simulation_runs_on_one_thread_and_gives_the_others_back(monkeypatch: pytest.MonkeyPatch):
+    """Beside other work, threads spin: two took eight times as long as one."""
+    made, before = recipe.read("vla.capacity", quick=True), torch.get_num_threads()
+    assert isinstance(made, Simulated)
+    monkeypatch.setitem(simulations.FUNCTIONS, "recall", lambda seeds, **_: {"threads": [torch.get_num_threads()]})
+    torch.set_num_threads(2)
+    try:
+        assert simulations.simulated(made, 1) == {"threads": [1]} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("name", [n for n in recipe.names() if isinstance(recipe.read(n), Simulated)])
 def test_rules_of_a_recipe_name_series_that_there_are(name: str):
     full, quick = recipe.read(name), recipe.read(name, quick=True)

@@ -64,6 +64,25 @@ def test_without_the_tool_nothing_is_judged(monkeypatch: pytest.MonkeyPatch):
     code, said = sanitize(monkeypatch, None)
     assert code == 3 and "nvidia-cuda-sanitizer-api" in said
 
+    assert "`pip install nvidia-cuda-sanitizer-api`" in said
+
+
+WRONG = [
+    (("--device", "cpu"), "--device is 'cpu', expected cuda or cuda:N"),
+    (("--device", "tpu"), "--device is 'tpu', expected cuda or cuda:N"),
+    (("--tool", "racecheck", "--tool", "synccheck"), "no tool synccheck; known: memcheck, racecheck"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[" ".join(x) for x, _ in WRONG])
+def test_what_the_tool_cannot_look_at_is_refused_before_it_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+):
+    monkeypatch.setenv("TERMINAL_WIDTH", "400")
+    monkeypatch.setattr(sanitizer, "find", lambda: pytest.fail("looked for the tool"))
+    result = CliRunner().invoke(app, ["sanitize", *arguments])
+    assert result.exit_code == 2 and said in result.output, result.output
+
 
 def test_it_is_found_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     tool = stand_in(tmp_path, CLEAN)

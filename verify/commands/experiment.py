@@ -22,15 +22,17 @@ from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK, c
 from linattest.verify.executors import default_workers
 from linattest.verify.experiments import recipe as recipes
 from linattest.verify.experiments import results
+from linattest.verify.experiments.before import Kept, kept, unbuilt, unwritable
 from linattest.verify.experiments.judging import judge
 from linattest.verify.experiments.recipe import Recipe, RecipeError, Trained
 from linattest.verify.experiments.results import Result
-from linattest.verify.experiments.running import SLICE_SECONDS, Outcome, runs_of, train_all
+from linattest.verify.experiments.running import SLICE_SECONDS, Outcome, runs_of, terminable, train_all
 from linattest.verify.experiments.settings import changed
-from linattest.verify.experiments.simulations import FUNCTIONS
+from linattest.verify.experiments.simulations import simulated
 from linattest.verify.experiments.text import Source, TextError, find
 from linattest.verify.experiments.training import Progress as Reached
 from linattest.verify.experiments.training import Run
+from linattest.verify.report.summary import plural
 
 CHECKPOINTS = Path(".cache/experiments")
 LOG_SECONDS = 30.0
@@ -72,34 +74,39 @@ def experiment(
     """
     console = Console(stderr=as_json)
     if name is None:
-        try:
-            console.print(_listed())
-        except RecipeError as error:
-            raise _broken(error) from error
-        raise typer.Exit(OK)
+        given = {"--quick": quick, "--full": full, "--seeds": seeds, "--backend": backend, "--text": text}
+        given |= {"--set": settings, "--lanes": lanes, "--output": output, "--json": as_json}
+        raise _list(console, [option for option, value in given.items() if value])
     recipe = _set(_checked(name, quick, full, backend, output), settings or [])
     source = _source(recipe, text)
     check_device(console, device)
     backend = backend or ("chunk" if devices.kind(device) == "cpu" else "triton")
     lanes = lanes or (LANES if devices.kind(device) == "cuda" and backend == "triton" else 1)
     count = recipe.seeds if seeds is None else seeds
+    todo = list[Run]()
+    if isinstance(recipe, Trained):
+        _check_models(recipe, backend, settings or [])
+        todo = runs_of(recipe, count, device=device, backend=backend, text=source)
+    if todo and not quick:
+        _begin(todo, checkpoints)
     begun, runs, series = time.perf_counter(), list[Outcome](), dict[str, list[float]]()
     try:
-        if isinstance(recipe, Trained):
-            # what a quick form did before is not what is to be checked: it starts from nothing
-            with tempfile.TemporaryDirectory() if quick else nullcontext(checkpoints) as folder:
-                todo = runs_of(recipe, count, device=device, backend=backend, text=source)
-                runs = _train(todo, Path(folder), 1 if quick and devices.kind(device) == "cpu" else workers, lanes)
-        else:
-            with console.status(recipe.about) if console.is_terminal else nullcontext():
-                series = FUNCTIONS[recipe.function](count, **recipe.arguments)
+        with terminable():
+            if isinstance(recipe, Trained):
+                # what a quick form did before is not what is to be checked: it starts from nothing
+                with tempfile.TemporaryDirectory() if quick else nullcontext(checkpoints) as folder:
+                    used = 1 if quick and devices.kind(device) == "cpu" else workers
+                    runs = _train(todo, Path(folder), used, lanes)
+            else:
+                with console.status(recipe.about) if console.is_terminal else nullcontext():
+                    series = simulated(recipe, count)
     except KeyboardInterrupt:
-        _say_again(console, name, quick, isinstance(recipe, Trained))
+        _say_again(console, name, None if quick or not todo else kept(todo, checkpoints))
         raise typer.Exit(INTERRUPTED) from None
     verdict = judge(recipe, runs, series, quick=quick)
     found = results.result(
         recipe, verdict, quick=quick, seeds=count, device=device, seconds=time.perf_counter() - begun, runs=runs,
-        series=series, text=source,
+        series=series, text=source, settings=settings or (),
     )  # fmt: skip
     written = results.text_of(found)
     if output is not None:
@@ -108,10 +115,6 @@ def experiment(
         print(written, end="")
     else:
         results.show(console, found)
-        if settings:
-            console.print(
-                f"set: {', '.join(settings)}; the claim's verdict is that of the recipe as it is", markup=False
-            )
     raise typer.Exit(status_of(found))
 
 
@@ -145,6 +148,27 @@ def _set(recipe: Recipe, lines: list[str]) -> Recipe:
         return changed(recipe, lines)
     except RecipeError as error:
         raise typer.BadParameter(str(error), param_hint="--set") from error
+
+
+def _check_models(recipe: Trained, backend: str, settings: list[str]) -> None:
+    """A size that no model can have is said once, before the runs: each would end by it."""
+    if not (why := unbuilt(recipe, backend)):
+        return
+    if settings:
+        raise typer.BadParameter(f"{'; '.join(settings)}: {why}", param_hint="--set")
+    if backend == "triton" and not unbuilt(recipe, "chunk"):  # Triton is not installed, or has no such kernel
+        raise typer.BadParameter(why, param_hint="--backend")
+    raise _broken(RecipeError(f"{recipe.claim}.toml: {why}"))
+
+
+def _begin(todo: list[Run], folder: Path) -> None:
+    """Refuse a folder that no checkpoint can be written to; say what there is to go on from."""
+    if why := unwritable(folder):
+        raise typer.BadParameter(f"cannot write in {folder}: {why}", param_hint="--checkpoints")
+    if there := kept(todo, folder):
+        said = f"{folder}: {there.done} of {plural(there.runs, 'run')} done, {there.begun} to go on from a checkpoint, "
+        said += f"{there.runs - there.done - there.begun} to begin"
+        Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 def _source(recipe: Recipe, path: Path | None) -> Source | None:
@@ -197,6 +221,19 @@ def _train(todo: list[Run], folder: Path, workers: int, lanes: int) -> list[Outc
         return train_all(todo, folder, used, told, lanes=lanes, seconds=SLICE_SECONDS if lanes == 1 else LANES_SECONDS)
 
 
+def _list(console: Console, given: list[str]) -> typer.Exit:
+    """The recipes, where no option asks for a run of one."""
+    if given:
+        raise typer.BadParameter(
+            "without NAME there is nothing to run; `linattest experiment` lists the recipes", param_hint=given[0]
+        )
+    try:
+        console.print(_listed())
+    except RecipeError as error:
+        raise _broken(error) from error
+    return typer.Exit(OK)
+
+
 def _listed() -> Table:
     table = Table(title="linattest experiment NAME")
     table.add_column("experiment", no_wrap=True)
@@ -211,12 +248,14 @@ def _listed() -> Table:
     return table
 
 
-def _say_again(console: Console, name: str, quick: bool, trained: bool) -> None:
-    kept = trained and not quick
-    again = shlex.join(["linattest", "experiment", name]) if kept else ""
-    what = (
-        f"every run is kept to its last slice; `{again}` with the same options goes on" if kept else "nothing is kept"
-    )
+def _say_again(console: Console, name: str, there: Kept | None) -> None:
+    """What is kept, and how to go on; ``there`` is ``None`` for what keeps nothing."""
+    what, again = "nothing is kept", shlex.join(["linattest", "experiment", name])
+    if there:
+        what = f"{there.done} of {plural(there.runs, 'run')} done, {there.begun} kept to the last slice; "
+        what += f"`{again}` with the same options goes on"
+    elif there is not None:
+        what = f"nothing is kept yet: no run had a checkpoint; `{again}` with the same options begins anew"
     console.print("[yellow]interrupted[/]: " + escape(what), highlight=False, soft_wrap=True)
 
 

@@ -15,8 +15,8 @@ from linattest.verify.commands.experiment import status_of
 from linattest.verify.experiments import recipe as recipes
 from linattest.verify.experiments.figures import figures
 from linattest.verify.experiments.plotted import Figure
-from linattest.verify.experiments.results import Result
-from linattest.verify.experiments.written import read_anew
+from linattest.verify.experiments.results import Result, closing
+from linattest.verify.experiments.written import Judged, read_anew
 
 
 def committed(claims: Claims, besides: Sequence[Result]) -> list[Result]:
@@ -31,8 +31,23 @@ def committed(claims: Claims, besides: Sequence[Result]) -> list[Result]:
 
 
 def ended(found: Sequence[Result]) -> int:
-    """The exit code of results: 1 if a run of one has no result, 3 if one has no verdict, else 0."""
+    """Say how each result ended; the exit code of all.
+
+    It is 1 if a run of one has no result, 3 if one has no verdict, else 0.
+    """
+    console = Console(stderr=True, markup=False)
+    for result in found:
+        console.print(_said(result), highlight=False, soft_wrap=True)
     return worst([status_of(x) for x in found])
+
+
+def _said(found: Result) -> str:
+    """The verdict as it is judged now, what the file has if that differs, and why there is none."""
+    said = "".join(closing(found))
+    if isinstance(found, Judged) and found.stored != found.verdict:
+        said += f"; the file says {found.stored}, its rules judge its runs anew"
+    reasons = [e.text for e in found.evidence if e.kind == "reason"] if found.verdict == "untested" else []
+    return ": ".join([said, *reasons])
 
 
 def worst(codes: Sequence[int]) -> int:
@@ -57,7 +72,8 @@ def drawn(console: Console, found: Result, name: str | None) -> str:
         raise typer.Exit(NOTHING) from error
     others = [figure.name for figure in made if figure is not chosen]
     left = f"; --figure has others: {', '.join(others)}" if others else ""
-    console.print(f"{found.experiment}: drawn: {chosen.name}{left}", highlight=False, soft_wrap=True)
+    # which one, and not that it is there: the file is written after this, and may not be
+    console.print(f"{found.experiment}: figure {chosen.name}{left}", highlight=False, soft_wrap=True)
     return drawing.picture(chosen, found.recipe.about)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from linattest.verify import sanitizer
+from linattest.verify import devices, sanitizer
 from linattest.verify.commands.common import FAILED, INTERRUPTED, NOTHING, OK, check_device, operators_named
 from linattest.verify.sanitizer import TOOLS, Finding, Tool
 
@@ -31,14 +31,16 @@ def sanitize(
     console = Console()
     chosen = [x for x in operators_named(operators or []) if any(v.kernel for v in x.variants)]
     if unknown := sorted(set(tool or ()) - set(TOOLS)):
-        raise typer.BadParameter(f"no tool {unknown}; known: {list(TOOLS)}", param_hint="--tool")
+        raise typer.BadParameter(f"no tool {', '.join(unknown)}; known: {', '.join(TOOLS)}", param_hint="--tool")
     if output is not None and not output.parent.is_dir():
         raise typer.BadParameter(f"no folder {output.parent}", param_hint="--output")
-    check_device(console, device)
+    _check_gpu(console, device)
     there = sanitizer.find()
     if there is None:
-        where = "on PATH, in CUDA_HOME, or from the package nvidia-cuda-sanitizer-api"
-        console.print(f"no {sanitizer.NAME} {where}: not run", soft_wrap=True)
+        where = "on PATH, in CUDA_HOME or from a package of Python"
+        console.print(
+            f"no {sanitizer.NAME} {where}: not run; `pip install nvidia-cuda-sanitizer-api` has it", soft_wrap=True
+        )
         raise typer.Exit(NOTHING)
     kinds: list[Tool] = [x for x in TOOLS if not tool or x in tool]
     found, interrupted, planted = list[Finding](), False, None
@@ -62,6 +64,17 @@ def sanitize(
         )
         raise typer.Exit(NOTHING)
     raise typer.Exit(OK if found and all(x.clean for x in found) else FAILED if found else NOTHING)
+
+
+def _check_gpu(console: Console, device: str) -> None:
+    """As ``check_device``; what the tool looks at runs on a GPU alone."""
+    try:
+        there = devices.kind(device) == "cuda"
+    except RuntimeError:  # no device of torch's
+        there = False
+    if not there:
+        raise typer.BadParameter(f"--device is {device!r}, expected cuda or cuda:N")
+    check_device(console, device)
 
 
 def _show(console: Console, found: list[Finding]) -> None:

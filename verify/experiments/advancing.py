@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from linattest.verify.experiments import stepping
-from linattest.verify.experiments.training import Progress, Run, Trainer
+from linattest.verify.experiments.training import Progress, Run, Trainer, finished
 
 
 def advance(run: Run, folder: Path, seconds: float) -> Progress:
@@ -52,15 +51,15 @@ def _abreast(runs: Sequence[Run], folder: Path, seconds: float) -> list[Progress
             trainers.pop(n, None)
 
     def begin(n: int) -> None:
-        if (finished := folder / f"{runs[n].key}.json").exists():
-            found[n] = msgspec.json.decode(finished.read_bytes(), type=Progress)
+        if (done := finished(folder / f"{runs[n].key}.json")) is not None:
+            found[n] = done
         else:
             trainers[n] = Trainer(runs[n], folder / f"{runs[n].key}.pt")
 
     def keep(n: int) -> None:
         found[n] = trainers[n].keep(folder)
 
-    with _settled(runs[0].device):
+    with settled(runs[0].device):
         for n in range(len(runs)):
             tried(n, begin)
         while going := [n for n, x in trainers.items() if not x.done and (x.fresh or time.perf_counter() < end)]:
@@ -72,8 +71,11 @@ def _abreast(runs: Sequence[Run], folder: Path, seconds: float) -> list[Progress
 
 
 @contextmanager
-def _settled(device: str) -> Iterator[None]:
-    """One thread on a CPU: how a sum is shared out would change its last bit."""
+def settled(device: str) -> Iterator[None]:
+    """One thread on a CPU: how a sum is shared out would change its last bit.
+
+    It is no slower, either, for models of this size: beside other work, threads spin while they wait for each other.
+    """
     before = torch.get_num_threads()
     if device == "cpu":
         torch.set_num_threads(1)

@@ -42,6 +42,9 @@ def figures(found: Result) -> list[Figure]:
     """All that a result shows, the most telling first; none of a result without a whole run."""
     recipe = found.recipe
     made = _trained(found, recipe) if isinstance(recipe, Trained) else of_series(recipe, found.series)
+    if found.settings:  # a drawing is handed on without the page that says so
+        said = f"in another size than the recipe's: {', '.join(found.settings)}"
+        made = [dataclasses.replace(figure, notes=[said, *figure.notes]) for figure in made]
     return [_quick(figure) for figure in made] if found.form == "quick" else made
 
 

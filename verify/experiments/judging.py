@@ -92,10 +92,7 @@ def judge(
     quick: bool = False,
 ) -> Verdict:
     """The verdict of the rules. Quick forms, failed runs and fewer than three seeds give none ("untested")."""
-    if isinstance(recipe, Trained):
-        found = [_of_runs(rule, recipe, outcomes) for rule in recipe.rules]
-    else:
-        found = [_of_series(rule, recipe, series or {}) for rule in recipe.rules]
+    found = _conditions(recipe, outcomes, series)
     evidence = [e for e, _ in found]
     states = [state for _, state in found]
     if quick:
@@ -110,6 +107,19 @@ def judge(
         reached = "; ".join(e.text for e, state in found if state == "open")
         return untested(f"an interval reaches over a limit, more rows or seeds would tell: {reached}", *evidence)
     return supported(*evidence)
+
+
+def states(recipe: Recipe, outcomes: Sequence[Outcome] = (), series: dict[str, list[float]] | None = None) -> list[str]:
+    """Of every rule: "holds", "fails" (an interval lies outside its limits), or "open", which is neither."""
+    return [state for _, state in _conditions(recipe, outcomes, series)]
+
+
+def _conditions(
+    recipe: Recipe, outcomes: Sequence[Outcome], series: dict[str, list[float]] | None
+) -> list[tuple[Evidence, str]]:
+    if isinstance(recipe, Trained):
+        return [_of_runs(rule, recipe, outcomes) for rule in recipe.rules]
+    return [_of_series(rule, recipe, series or {}) for rule in recipe.rules]
 
 
 def _of_runs(rule: Rule, recipe: Trained, outcomes: Sequence[Outcome]) -> tuple[Evidence, str]:

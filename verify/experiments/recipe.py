@@ -57,6 +57,9 @@ class Shape(_Strict, frozen=True, kw_only=True):
     positions: bool = True
     options: dict[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        _positive(num_heads=self.num_heads)  # what is divided by it comes before a model's own checks
+
 
 class Model(_Strict, frozen=True, kw_only=True):
     """A layer of ``impls.lm`` with its options. ``variant``: see ``models``; ``freeze``: patterns of parameters."""

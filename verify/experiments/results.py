@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from rich.table import Table
 from linattest.verify import devices
 from linattest.verify.claims.verdicts import Evidence, Verdict, Word
 from linattest.verify.environment import Environment, environment
-from linattest.verify.experiments.judging import best, counts, nats, wilson
+from linattest.verify.experiments.judging import best, counts, nats, states, wilson
 from linattest.verify.experiments.recipe import Recipe, Trained
 from linattest.verify.experiments.running import Outcome
 from linattest.verify.experiments.text import Source
@@ -28,7 +29,8 @@ SCHEMA = 1
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """``form`` "quick" says nothing of the claim. ``runs`` have curves; ``series`` are those of a simulation.
 
-    ``text``: what was read, by its name and hash, if the task is text.
+    ``text``: what was read, by its name and hash, if the task is text. ``settings``: what ``--set`` changed, and then
+    the verdict is of the recipe in another size, never the claim's.
     """
 
     schema: int = SCHEMA
@@ -45,11 +47,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[Outcome, ...] = ()
     series: dict[str, list[float]] = {}
     text: Source | None = None
+    settings: tuple[str, ...] = ()
 
 
 def result(
     recipe: Recipe, verdict: Verdict, *, quick: bool, seeds: int, device: str, seconds: float,
     runs: list[Outcome] | None = None, series: dict[str, list[float]] | None = None, text: Source | None = None,
+    settings: Sequence[str] = (),
 ) -> Result:  # fmt: skip
     """The result, with today's date and this process's environment."""
     name = torch.cuda.get_device_name(device) if devices.kind(device) == "cuda" else device
@@ -57,7 +61,7 @@ def result(
         experiment=recipe.claim, form="quick" if quick else "full", verdict=verdict.word, evidence=verdict.evidence,
         seeds=seeds, device=device, date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         seconds=round(seconds, 3), environment=msgspec.structs.replace(environment(), device=name), recipe=recipe,
-        runs=tuple(runs or ()), series=series or {}, text=text and text.anywhere,
+        runs=tuple(runs or ()), series=series or {}, text=text and text.anywhere, settings=tuple(settings),
     )  # fmt: skip
 
 
@@ -85,13 +89,28 @@ def show(console: Console, found: Result) -> None:
         console.print(f"text: {said}; perplexity is that of a byte", highlight=False, markup=False)
     for trouble in (o.trouble for o in found.runs if o.trouble):
         console.print(f"[red]no result[/]: {escape(trouble)}", highlight=False)
-    for e in found.evidence:  # limits are of the full form's sizes
-        if found.form == "full" or e.kind == "reason":
-            console.print(_said(e), highlight=False, markup=False)
-    console.print(
-        f"[bold]{found.experiment}: {found.verdict}[/] ({found.form} form, {plural(found.seeds, 'seed')})",
-        highlight=False,
-    )
+    for e in found.evidence:
+        if e.kind != "measurement":
+            console.print(e.text, highlight=False, markup=False)
+    if found.form == "full":  # limits are of the full form's sizes
+        measured = [e for e in found.evidence if e.kind == "measurement"]
+        for e, state in zip(measured, states(found.recipe, found.runs, found.series), strict=True):
+            console.print(f"{WORDS[state]}: {_said(e)}", highlight=False, markup=False)
+    word, of = closing(found)
+    console.print(f"[bold]{escape(word)}[/]{escape(of)}", highlight=False)
+
+
+WORDS = {"holds": "holds", "fails": "does not hold", "open": "undecided"}
+"""A condition's state in words: an interval that reaches over a limit tells nothing either way."""
+
+
+def closing(found: Result) -> tuple[str, str]:
+    """Whose verdict it is and which, and of what: one in another size is not called the claim's."""
+    made = f"{found.form} form, {plural(found.seeds, 'seed')}"
+    if not found.settings:
+        return f"{found.experiment}: {found.verdict}", f" ({made})"
+    said = f"set: {', '.join(found.settings)}; the claim's verdict is that of the recipe as it is"
+    return f"{found.experiment} in another size: {found.verdict}", f" ({made}); {said}"
 
 
 def _runs(found: Result) -> Table:
@@ -136,8 +155,6 @@ def _series(found: Result) -> Table:
 
 def _said(e: Evidence) -> str:
     """A rule, what was found and what the paper says, on a line."""
-    if e.kind != "measurement":
-        return e.text
     values: dict[str, Any] = e.values
     limits = (
         " and ".join(f"{name.replace('_', ' ')} {x:g}" for name, x in e.limits.items()) or "the paper's figure there"
@@ -146,4 +163,4 @@ def _said(e: Evidence) -> str:
     if "mean" in values:
         seen = f"{values['mean']:.4g} ({values['low']:.4g} to {values['high']:.4g})"
     paper = f"; the paper: {values['paper']:g}" if "paper" in values else ""
-    return f"{'holds' if e.stands else 'does not hold'}: {e.text}: {seen}, expected {limits}{paper}"
+    return f"{e.text}: {seen}, expected {limits}{paper}"

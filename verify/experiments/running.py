@@ -7,11 +7,13 @@ most a slice.
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +138,20 @@ def _received(future: Future[list[Progress | str]], count: int) -> Sequence[Prog
         return [None] * count
     except Exception as error:
         return [f"{type(error).__name__}: {error}"] * count
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM, which a scheduler sends before it kills, is meanwhile the ``KeyboardInterrupt`` that Ctrl-C is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers are the main thread's
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -16,7 +16,8 @@ from torch import Tensor
 from linattest.impls.lm import CausalLM, LMCache
 from linattest.verify.claims import ccq_reads, vla_memory
 from linattest.verify.experiments import models
-from linattest.verify.experiments.recipe import Model, Shape
+from linattest.verify.experiments.advancing import settled
+from linattest.verify.experiments.recipe import Model, Shape, Simulated
 from linattest.verify.experiments.tasks import TEST, generator
 
 Series = dict[str, list[float]]
@@ -108,3 +109,9 @@ def recall(seeds: int, *, d: int = 16, pairs: Sequence[int] = (4, 8, 16)) -> Ser
 FUNCTIONS: dict[str, Callable[..., Series]] = {
     "needle_margin": needle_margin, "state_norms": state_norms, "recall": recall,
 }  # fmt: skip
+
+
+def simulated(recipe: Simulated, seeds: int) -> Series:
+    """The series of a recipe, on one thread, as everything else that runs on a CPU."""
+    with settled("cpu"):
+        return FUNCTIONS[recipe.function](seeds, **recipe.arguments)

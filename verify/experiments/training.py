@@ -3,12 +3,14 @@
 Everything that a step reads is a function of the run's settings and the step's number (rows, learning rate), or in the
 checkpoint (parameters, the optimiser's moments), so that on a CPU the curve has the same bits whenever it is
 interrupted, and however often. Checkpoints are written between steps, under another name first. Their name has a hash
-of the settings and of the sources that train this model: what other sources began is begun anew.
+of the settings and of the sources that train this model: what other sources began is begun anew, and so is what is
+damaged.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import time
@@ -127,8 +129,8 @@ class Trainer:
         self.at, self.sum, self.count, self.seconds, self.stopped = 0, 0.0, 0, 0.0, ""
         self.curve: list[Point] = []
         self.begun = time.perf_counter()
-        if checkpoint.exists():
-            self._load()
+        if (state := state_of(checkpoint, run.device)) is not None:
+            self._load(state)
         else:
             for task in run.tests.values():
                 checked(task, task.draw(generator(run.seed, TRAIN), CHECKED_ROWS))
@@ -223,12 +225,42 @@ class Trainer:
             "curve": msgspec.json.encode(self.curve).decode(),
         }  # fmt: skip
 
-    def _load(self) -> None:
-        state = torch.load(self.checkpoint, map_location=self.run.device, weights_only=True)
+    def _load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.at, self.sum, self.count, self.seconds = (state[x] for x in ("at", "sum", "count", "seconds"))
-        self.curve = msgspec.json.decode(state["curve"], type=list[Point])
+        self.curve = state["curve"]
+
+
+PARTS = ("model", "optimiser", "at", "sum", "count", "seconds", "curve")
+
+
+def state_of(checkpoint: Path, device: str) -> dict[str, Any] | None:
+    """What a checkpoint holds; ``None`` without one, and of one that cannot be decoded, so that its run begins anew.
+
+    Raises ``OSError`` for one that cannot be read: that says nothing of what it holds.
+    """
+    if not checkpoint.exists():
+        return None
+    content = io.BytesIO(checkpoint.read_bytes())  # by itself: torch raises OSError for a file that was cut off, too
+    try:
+        state = torch.load(content, map_location=device, weights_only=True)
+        found = {name: state[name] for name in PARTS}
+        return found | {"curve": msgspec.json.decode(found["curve"], type=list[Point])}
+    except torch.OutOfMemoryError:  # says nothing of it either
+        raise
+    except Exception:  # an archive, a pickle and JSON each have errors of their own
+        return None
+
+
+def finished(path: Path) -> Progress | None:
+    """A result that was written; ``None`` without one, and of one that cannot be decoded."""
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Progress)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _tensors(drawn: Drawn, device: str) -> tuple[Tensor, None, Tensor]:
