@@ -39,6 +39,16 @@ def test_the_word_of_a_record_is_not_taken(kept: Callable[..., Path]):
     assert trained.judged(NAME, kept(GOOD | {"random keys, n 16": [0.5] * 8})).word == "not reproduced"
 
 
+def test_what_does_not_hold_stands_for_the_word_that_it_gives(kept: Callable[..., Path]):
+    """Else a row would differ from a ledger that says what its rules say."""
+    verdict = trained.judged(NAME, kept(GOOD | {"random keys, n 16": [0.5] * 8}))
+    said = [e.text.partition(":")[0] for e in verdict.evidence[1:]]
+    assert verdict.word == "not reproduced" and "does not hold" in said and "holds" in said
+    assert all(e.stands for e in verdict.evidence)
+    few = trained.judged(NAME, kept({name: x[:2] for name, x in GOOD.items()}))
+    assert few.word == "untested" and all(e.stands for e in few.evidence)
+
+
 def test_a_record_of_another_recipe_or_form_is_none(kept: Callable[..., Path]):
     other = recipe.read(NAME)
     assert isinstance(other, Simulated)

@@ -14,7 +14,7 @@ from linattest.verify.claims.verdicts import Evidence, Verdict, reason, untested
 from linattest.verify.environment import ROOT
 from linattest.verify.experiments import recipe as recipes
 from linattest.verify.experiments import results
-from linattest.verify.experiments.judging import judge
+from linattest.verify.experiments.judging import judge, states
 
 FOLDER = ROOT / "verify" / "data" / "experiments"
 
@@ -34,9 +34,18 @@ def judged(name: str, folder: Path | None = None) -> Verdict:
     if found.form != "full" or found.recipe != recipe:
         return untested(f"{path.name} is of another recipe than there is now, or of its quick form: run it again")
     verdict = judge(recipe, found.runs, found.series)
-    where = f"verify/data/experiments/{path.name}"
-    evidence = (_made(found), *(msgspec.structs.replace(e, where=where) for e in verdict.evidence))
-    return msgspec.structs.replace(verdict, evidence=evidence)
+    return msgspec.structs.replace(verdict, evidence=(_made(found), *_told(verdict, recipe, found, path.name)))
+
+
+def _told(verdict: Verdict, recipe: recipes.Recipe, found: results.Result, name: str) -> list[Evidence]:
+    """The evidence of a verdict, each rule's with the word that it came to: all of it, also what did not hold, stands
+    for the word that the rules gave together."""
+    words = [f"{results.WORDS[state]}: " for state in states(recipe, found.runs, found.series)]
+    whys = len(verdict.evidence) - len(words)  # why there is no verdict comes before the rules
+    return [
+        msgspec.structs.replace(e, where=f"verify/data/experiments/{name}", text=word + e.text, stands=True)
+        for e, word in zip(verdict.evidence, [*[""] * whys, *words], strict=True)
+    ]
 
 
 def _made(found: results.Result) -> Evidence:
