@@ -1,11 +1,10 @@
 """Gated delta rule with a gate per value channel: `gated_delta_net` for value heads of width 1 that share their keys.
 
 As heads of their own such channels each have a triangle per chunk. Here a program is a head with all its channels and
-takes the tokens one after the other: 73 tokens of 8,192 channels take microseconds where the chunk form takes dozens of
-milliseconds (H200). It is what [VLA] compares with as DeltaNet (`verify.experiments.models`), and for training alone:
-no states in or out, no packed sequences.
+takes the tokens one after the other. It is what [VLA] compares with as DeltaNet (`verify.experiments.models`), and for
+training alone: no states in or out, no packed sequences.
 
-Source: [VLA], section 6; the recurrence is that of `linattest.impls.gated_delta_net`.
+Source: [VLA], section 4 (its baseline); the recurrence is that of `linattest.impls.gated_delta_net`.
 """
 
 from __future__ import annotations

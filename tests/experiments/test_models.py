@@ -86,7 +86,7 @@ def test_its_kernel_is_the_same_model():
         loss.backward()
     for a, b in zip(kernel.parameters(), chunk.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
-        torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-4, atol=1e-6)
+        assert float((a.grad.cpu() - b.grad).norm()) <= 30 * 2.0**-24 * float(b.grad.norm())
 
 
 def weights_of(model: CausalLM, ids: torch.Tensor) -> torch.Tensor:
